@@ -488,7 +488,7 @@ def killed(world: World) -> Expected:
         bw.StoreError,
         f"{world.fresh} is not complete: its first bake has not finished",
         {"folder": world.fresh},
-        "run the same bake again: it continues what is there",
+        "run the same bake again: it continues where it stopped",
         act,
         bakes=False,
     )

@@ -11,7 +11,7 @@ import pytest
 
 import batchwright as bw
 from batchwright.baking import run
-from batchwright.baking.unit import read_unit_report
+from batchwright.baking.unit import UnitFile
 from batchwright.base.errors import BusyError
 from batchwright.base.files import exclusive
 from batchwright.sources import units
@@ -114,9 +114,9 @@ def test_killed_again_and_again_a_bake_still_gets_there(bakes, folder, version_f
         bakes.run_until_killed("a.store", workers, after_rows=bakes.processes.chance.randint(17, 20))
         with refused(bw.StoreError, folder=folder / "a.store", remedy="bake"):
             bw.open_store(folder / "a.store")
-        finished = [read_unit_report(path) for path in (folder / "a.store" / "work").glob("*.arrow")]
+        finished = [UnitFile.find(path, path.stem) for path in (folder / "a.store" / "work").glob("*.arrow")]
         assert None not in finished  # a unit's file is whole, or is not there
-        finished_rows = sum(report.rows_read for report in finished)
+        finished_rows = sum(unit.report.rows_read for unit in finished)
         assert finished_rows >= finished_before
         finished_before = finished_rows
         bakes.rows_read()

@@ -327,16 +327,16 @@ def test_a_malformed_row_that_was_left_out_is_raised_when_that_is_asked_for(tmp_
 KILLED = """
     import os, signal, sys
     import batchwright as bw
-    from batchwright.baking import into
+    from batchwright.baking import into_buffer
 
-    append = into._append
+    append = into_buffer._append
 
     def append_one_and_die(buffer, part):
         append(buffer, part)
         if buffer.versions():  # the one in the folder, not the one that only shows whether all rows fit
             os.kill(os.getpid(), signal.SIGKILL)
 
-    into._append = append_one_and_die
+    into_buffer._append = append_one_and_die
     recipe = bw.DatasetRecipe().add_ingredient([{"n": 1}], name="one").add_ingredient([{"n": 2}], name="two")
     bw.bake(recipe, sys.argv[1], workers=0)
 """

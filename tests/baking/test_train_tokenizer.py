@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import batchwright as bw
-from batchwright.baking.train import _Reader
+from batchwright.baking import train as training
 from batchwright.sources import units
 from refusals import refused
 
@@ -94,9 +94,9 @@ def test_text_and_format_are_as_in_a_recipe(tmp_path):
 def learned_texts(source, **settings) -> list[str]:
     """The texts that a tokenizer learns from."""
     seen: list[str] = []
-    texts = _Reader.texts
+    train_bpe = training.train_bpe
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_Reader, "texts", lambda *a: (seen.append(text) or text for text in texts(*a)))
+        patch.setattr(training, "train_bpe", lambda texts, *a: train_bpe((seen.append(t) or t for t in texts), *a))
         train(source, **settings)
     return seen
 

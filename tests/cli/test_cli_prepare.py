@@ -142,7 +142,7 @@ def take(num_batches: int) -> list[int]:
 
 @pytest.mark.parametrize("num_read", [0, 2])
 def test_a_mended_provider_goes_on_with_the_file_that_failed(num_read, project, batchwright, succeeds):
-    let_batches(project, "self.n = getattr(self, 'n', 0) + 1; 1 / (self.n != 6)")
+    let_batches(project, "self.n = getattr(self, 'n', 0) + 1; 1 / (self.n != 7)")
     assert "train file 1" in batchwright("prepare config.py").err
     take(num_read)
     let_batches(project, "if split == 'val': self.stop()")

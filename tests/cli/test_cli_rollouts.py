@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -29,12 +30,12 @@ def log(tmp_path: Path) -> Path:
 def test_status_says_where_every_prompt_is(log, batchwright):
     ran = batchwright("rollouts status", str(log))
     assert ran.code == 0
-    holder = ran.out.split("attempt 1, ")[1].split(",")[0]
+    holder, seconds = re.search(r"attempt 1, (\S+), for (\d+) s", ran.out).groups()
     assert ran.out.splitlines()[1:] == [
         f"  prompts    9 ({bw.RolloutLog(log).state()['prompts'][:16]}), 1 epoch, groups of 2",
         "  issued     7 of 9",
         "  in flight  1",
-        f"    6: attempt 1, {holder}, for 0 s, its holder died",
+        f"    6: attempt 1, {holder}, for {seconds} s, its holder died",
         "  again      2 (0, 4)",
         "  waiting    1 answered, and not taken",
         "  taken      2",

@@ -1,36 +1,40 @@
-"""Say what a recipe will do, with counts: a dry run over its sources that writes nothing and tokenises nothing."""
+"""A dry run of a recipe: the effect of each instruction in counts of rows. Writes and tokenises nothing."""
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from batchwright.baking.instructions import Ingredient, Instruction
+from batchwright.baking.instructions import Ingredient, Instruction, line_of
 from batchwright.baking.recipe import DatasetRecipe, check_recipe
-from batchwright.baking.rows import Reading, UnitReport, apply_step, is_selected, kept_rows, pass_over
+from batchwright.baking.unit_rows import (
+    RowAt,
+    UnitReport,
+    apply_step,
+    is_selected,
+    kept_rows,
+    pass_over,
+    result_fingerprint,
+)
 from batchwright.base.checks import one_of
+from batchwright.base.words import counted
 from batchwright.prepare.rows import RowStep
+from batchwright.sources.units import Malformed
 from batchwright.typing import OnError
 
 if TYPE_CHECKING:
-    from batchwright.baking.work import Cut
-    from batchwright.sources.units import Unit
+    from batchwright.baking.work import RowWork
 
-__all__ = ["Explanation", "Told", "explain"]
-
-Row = dict[str, Any]
+__all__ = ["Effect", "Explanation", "explain"]
 
 
 @dataclass(slots=True)
-class Told:
-    """What one instruction will do.
+class Effect:
+    """The effect of one instruction.
 
-    `counts` of an ingredient: rows read, why rows were not kept, kept. Of a step: rows seen, passed by, changed,
-    dropped. Of tokenize: rows seen, why rows gave no document, documents.
+    `counts` of an ingredient: rows read, rows dropped by reason, kept. Of a step: rows seen, passed by, changed,
+    dropped. Of tokenize: rows seen, rows without a document by reason, documents.
     """
 
     what: str
@@ -42,25 +46,25 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """What a recipe will do, instruction by instruction. Prints as a tree."""
+    """The effects of a recipe's instructions, in order. Prints as a tree."""
 
     seed: int
-    instructions: list[Told]
+    instructions: list[Effect]
     num_rows: int
     """At the end."""
 
     def as_json(self) -> dict[str, Any]:
-        told = [{"what": each.what, "counts": each.counts} for each in self.instructions]
-        return {"seed": self.seed, "instructions": told, "num_rows": self.num_rows}
+        effects = [{"what": effect.what, "counts": effect.counts} for effect in self.instructions]
+        return {"seed": self.seed, "instructions": effects, "num_rows": self.num_rows}
 
     def __repr__(self) -> str:
         lines = [f"DatasetRecipe, seed {self.seed}"]
-        lines += [f"├─ {told}" for told in self.instructions]
-        return "\n".join([*lines, f"└─ {self.num_rows:,} row{'s' * (self.num_rows != 1)} in the end"])
+        lines += [f"├─ {effect}" for effect in self.instructions]
+        return "\n".join([*lines, f"└─ {counted(self.num_rows, 'row')} in the end"])
 
 
 def explain(recipe: DatasetRecipe, *, on_error: OnError = "raise") -> Explanation:
-    """What every instruction of a recipe will do, in order, with counts.
+    """The effect of every instruction of a recipe, in order, with counts.
 
     Reads the sources and runs `where`, `select` and the steps as `bake` would; `on_error` is as there.
     """
@@ -70,98 +74,72 @@ def explain(recipe: DatasetRecipe, *, on_error: OnError = "raise") -> Explanatio
     one_of(("raise", "skip"), on_error=on_error)
     work = plan_dry(recipe, on_error)
     choose_quantities(work, 0, "an explanation", show=False)
-    run = _DryRun(recipe.instructions)
+    run = _DryRun(recipe)
     for part in work:
-        for unit, chosen in zip(part.units, part.selected, strict=True):
-            run.read(part, unit, chosen)
-    return Explanation(recipe.seed, run.tell(), run.num_rows)
+        run.read(part)
+    effects = [_effect(each, counts) for each, counts in zip(recipe.instructions, run.counts, strict=True)]
+    return Explanation(recipe.seed, effects, run.num_rows)
 
 
 class _DryRun:
-    """Counts what becomes of rows, for each instruction."""
+    """Counts rows, for each instruction."""
 
-    def __init__(self, instructions: list[Instruction]) -> None:
-        self.instructions = instructions
-        self.counts: list[Counter[str]] = [Counter() for _ in instructions]
+    def __init__(self, recipe: DatasetRecipe) -> None:
+        self.instructions = recipe.instructions
+        self.counts: list[Counter[str]] = [Counter() for _ in self.instructions]
         self.num_rows = 0
 
-    def read(self, part: Cut, unit: Unit, chosen: Any) -> None:
-        """Follow the rows of one unit."""
+    def read(self, part: RowWork) -> None:
+        """Follow the rows of one ingredient through the instructions after it."""
         number = next(n for n, each in enumerate(self.instructions) if each is part.ingredient)
-        report, dropped, kept = UnitReport(), Counter[str](), 0
-        for span, row_number, row in kept_rows(part.job, unit, report, dropped, chosen):
-            kept += 1
-            self._follow(part.job, unit, span, row_number, row, number + 1)
-        self.counts[number]["rows read"] += report.rows_read
-        self.counts[number].update(dropped)
-        self.counts[number]["kept"] += kept
+        counts = self.counts[number]
+        for unit, chosen in zip(part.units, part.selected, strict=True):
+            report = UnitReport()
+            for at, row in kept_rows(part.job, unit, report, chosen):
+                counts["kept"] += 1
+                self.num_rows += self._is_left(part, at, row, number + 1)
+            counts.update({"rows read": report.rows_read} | report.dropped)
 
-    def _follow(self, job: Reading, unit: Unit, span: int, row_number: int, row: Row, first: int) -> None:
-        """One row through the instructions that come after its ingredient."""
-        for number in range(first, len(self.instructions)):
-            step, counts = self.instructions[number], self.counts[number]
+    def _is_left(self, part: RowWork, at: RowAt, row: dict[str, Any], first: int) -> bool:
+        """Whether a row is left at the end."""
+        for step, counts in zip(self.instructions[first:], self.counts[first:], strict=True):
             if isinstance(step, Ingredient):
                 continue
             if not isinstance(step, RowStep):
-                counts["seen"] += 1
-                if not self._is_document(job, unit, span, row_number, row, counts):
-                    return
-                counts["documents"] += 1
-                continue
-            if not is_selected(job, step, unit, span, row_number, row):
+                return self._is_document(part, at, row, counts)
+            if not is_selected(part.job, step, at, row):
                 counts["passed by"] += 1
                 continue
             counts["seen"] += 1
-            before = copy.deepcopy(row)  # a step may change the row that it is given
-            after = apply_step(job, step, unit, span, row_number, row)
+            before = result_fingerprint(row)  # now: a step may change the row that it gets
+            after = apply_step(part.job, step, at, row)
             if after is None:
                 counts["dropped"] += 1
-                return
-            counts["changed"] += not _is_same(before, after)
+                return False
+            counts["changed"] += result_fingerprint(after) != before
             row = after
-        self.num_rows += 1
-
-    def _is_document(
-        self, job: Reading, unit: Unit, span: int, row_number: int, row: Row, counts: Counter[str]
-    ) -> bool:
-        from batchwright.baking.unit import Job, document_of
-        from batchwright.sources.formats import Malformed
-
-        assert isinstance(job, Job)
-        text = document_of(job, unit, span, row_number, row)
-        if isinstance(text, Malformed):
-            pass_over(job, unit, span, row_number, text, UnitReport(), counts)
-            return False
-        if not text:
-            counts["empty text"] += 1
-            return False
         return True
 
-    def tell(self) -> list[Told]:
-        return [_told(each, counts) for each, counts in zip(self.instructions, self.counts, strict=True)]
+    def _is_document(self, part: RowWork, at: RowAt, row: dict[str, Any], counts: Counter[str]) -> bool:
+        from batchwright.baking.unit import DocumentJob, document_of
+
+        assert isinstance(part.job, DocumentJob)
+        counts["seen"] += 1
+        document, report = document_of(part.job, at, row), UnitReport()
+        if isinstance(document, Malformed):
+            pass_over(part.job, at, document, report)
+        elif not document:
+            report.drop("empty text")
+        counts.update(report.dropped)
+        counts["documents"] += not report.dropped
+        return not report.dropped
 
 
-def _told(instruction: Instruction, counts: Counter[str]) -> Told:
-    """Counts in an order that can be read: what came, what became of it, what is left."""
-    if isinstance(instruction, Ingredient):
-        what, first, last = instruction.describe(), "rows read", "kept"
-    elif isinstance(instruction, RowStep):
-        what, first, last = f"then {instruction.describe()}", "seen", "dropped"
-        counts = Counter({name: counts[name] for name in ("passed by", "changed", first, last)})
-    else:
-        what, first, last = f"then {instruction.describe()}", "seen", "documents"
+def _effect(instruction: Instruction, counts: Counter[str]) -> Effect:
+    """Counts in reading order: rows that came, their fates, rows that are left."""
+    if isinstance(instruction, RowStep):
+        names = ("seen", "passed by", "changed", "dropped")
+        return Effect(line_of(instruction), {name: counts[name] for name in names})
+    first, last = ("rows read", "kept") if isinstance(instruction, Ingredient) else ("seen", "documents")
     between = {name: count for name, count in counts.items() if name not in (first, last)}
-    return Told(what, {first: counts[first], **between, last: counts[last]})
-
-
-def _is_same(one: Any, other: Any) -> bool:
-    """Whether two values are equal in type and content, arrays and tensors too."""
-    if type(one) is not type(other):
-        return False
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(_is_same(value, other[name]) for name, value in one.items())
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(_is_same, one, other))
-    if hasattr(one, "dtype") and hasattr(one, "shape"):
-        return one.dtype == other.dtype and one.shape == other.shape and bool(np.all(np.asarray(one == other)))
-    return one is other or bool(one == other) or (one != one and other != other)
+    return Effect(line_of(instruction), {first: counts[first], **between, last: counts[last]})

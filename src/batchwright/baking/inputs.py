@@ -1,4 +1,4 @@
-"""What a bake starts from, and whether a store is already what it would give. Found out fast: without Arrow."""
+"""The inputs of a bake, and the check whether a store is up to date with them, without importing Arrow."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from batchwright.store.reader import Store
 __all__ = ["Inputs", "content_hash", "formats_of", "is_version_of", "mark_as_version_of", "up_to_date"]
 
 _BAKE_VERSION = 1
-"""Part of every version's name: changes when the same recipe over the same files gives other bytes."""
+"""Part of every version's name. Changes when the same recipe over the same files gives other bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """The files of every ingredient, and what of recipe and files names the result."""
+    """The files of every ingredient, and the identity of the result."""
 
     files: list[list[InputFile]]
     spec: dict[str, Any]
@@ -40,54 +40,51 @@ class Inputs:
     @classmethod
     def of(cls, recipe: DatasetRecipe, shuffle: bool) -> Inputs:
         files = [ingredient.files() for ingredient in recipe.ingredients]
-        formats = {
-            kind.name: kind.fingerprint
-            for ingredient, group in zip(recipe.ingredients, files, strict=True)
-            for kind in formats_of(ingredient, group, with_options=False).values()
-        }
+        formats: dict[str, str] = {}
+        for ingredient, group in zip(recipe.ingredients, files, strict=True):
+            formats |= {kind.name: kind.fingerprint for kind in _formats_of(ingredient, group)}
         spec = {**recipe.spec(), "formats": formats, "shuffle": shuffle, "bake": _BAKE_VERSION}
         listed = [[[f.path, f.num_bytes, f.modified_ns] for f in group] for group in files]
         return cls(files, spec, fingerprint([spec, listed]))
 
     def spec_as_json(self) -> dict[str, Any]:
-        """The spec as it is when a manifest is read: tuples are lists, and so on."""
+        """The spec in the form that a manifest has when it is read: tuples are lists, and so on."""
         spec: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self.spec))
         return spec
 
 
-def formats_of(ingredient: Ingredient, files: list[InputFile], *, with_options: bool = True) -> dict[str, Format]:
-    """The formats that an ingredient's files have, by name. One look for each extension.
+def formats_of(ingredient: Ingredient, files: list[InputFile]) -> dict[str, Format]:
+    """The formats of an ingredient's files, by name, with the ingredient's options."""
+    return {kind.name: kind.with_options(ingredient.options) for kind in _formats_of(ingredient, files)}
 
-    Options are the ingredient's: two of them may read one format in two ways.
-    """
+
+def _formats_of(ingredient: Ingredient, files: list[InputFile]) -> list[Format]:
     if ingredient.format is not None:
-        kinds = [format_for("", ingredient.format)]
-    else:
-        by_extension: dict[Any, str] = {}
-        for file in files:
-            by_extension.setdefault(tuple(Path(file.path).suffixes[-2:]), file.path)
-        kinds = [format_for(path) for path in by_extension.values()]
-    return {kind.name: kind.with_options(ingredient.options if with_options else None) for kind in kinds}
+        return [format_for("", ingredient.format)]
+    by_extension: dict[Any, str] = {}
+    for file in files:
+        by_extension.setdefault(tuple(Path(file.path).suffixes[-2:]), file.path)
+    return [format_for(path) for path in by_extension.values()]
 
 
 def up_to_date(to: Path, inputs: Inputs, on_error: str) -> Store | None:
-    """The current version, if baking again would give the same, and it is all there."""
+    """The current version, if it is complete and baking again would give the same."""
     if current_version(to) is None:
         return None
     try:
         store = Store(to)
-    except StoreError:  # the version is gone or damaged: baking it again mends that
+    except StoreError:  # missing or damaged: baking again repairs it
         return None
     if on_error == "raise" and store.report["errors"]:
-        return None  # what was skipped then must be said now
-    seen = _read_seen(store.folder)
-    if seen is None or (seen.num_files, seen.num_bytes) != _size_of(store.folder):
+        return None  # rows that were skipped then must raise now
+    key = _key_of(store.folder)
+    if key is None:
         return None
-    if seen.key == inputs.key:
+    if key == inputs.key:
         return store
     # By fingerprint, because to Python 1 == 1.0: a quantity of one row is not a share of all of them.
     if fingerprint(store.manifest.recipe) == fingerprint(inputs.spec) and _same_content(store, inputs):
-        # Touched, not changed: need not look again. Where the store cannot be written, it looks again every time.
+        # Touched, not changed. The new times are kept, unless the store is read-only.
         with contextlib.suppress(OSError):
             mark_as_version_of(store.folder, inputs)
         return store
@@ -95,19 +92,16 @@ def up_to_date(to: Path, inputs: Inputs, on_error: str) -> Store | None:
 
 
 def is_version_of(folder: Path, inputs: Inputs) -> bool:
-    """Whether a version was baked from these inputs and is all there."""
-    seen = _read_seen(folder)
-    if seen is None or seen.key != inputs.key or (seen.num_files, seen.num_bytes) != _size_of(folder):
-        return False
+    """Whether a version was baked from these inputs and is complete."""
     try:
         Manifest.load(folder)
     except StoreError:
         return False
-    return True
+    return _key_of(folder) == inputs.key
 
 
 class _Seen(msgspec.Struct):
-    """What a version was baked from, and how much lies in its folder: enough to tell at once that it is up to date."""
+    """The key of a version's inputs, and the size of its content."""
 
     key: str
     num_files: int
@@ -115,19 +109,23 @@ class _Seen(msgspec.Struct):
 
 
 def mark_as_version_of(folder: Path, inputs: Inputs) -> None:
-    """Keep in a version's folder what it was baked from."""
+    """Keep the key of the inputs in a version's folder."""
     write_whole(folder / "inputs.json", msgspec.json.encode(_Seen(inputs.key, *_size_of(folder))))
 
 
-def _read_seen(folder: Path) -> _Seen | None:
+def _key_of(folder: Path) -> str | None:
+    """The key of a version's inputs; None if its files are not all there."""
     try:
-        return msgspec.json.decode((folder / "inputs.json").read_bytes(), type=_Seen)
+        seen = msgspec.json.decode((folder / "inputs.json").read_bytes(), type=_Seen)
     except (OSError, msgspec.DecodeError):
         return None
+    if (seen.num_files, seen.num_bytes) != _size_of(folder):
+        return None
+    return seen.key
 
 
 def _size_of(folder: Path) -> tuple[int, int]:
-    """Files and bytes of a version's content: shards, tables and tokenizer."""
+    """Number and bytes of a version's shards, tables and tokenizer."""
     sizes = [
         entry.stat().st_size
         for entry in os.scandir(folder)
@@ -137,24 +135,28 @@ def _size_of(folder: Path) -> tuple[int, int]:
 
 
 def _same_content(store: Store, inputs: Inputs) -> bool:
-    """Whether files that have other times than a store remembers still have the bytes that it was baked from."""
+    """Whether files with new times have the bytes that the store was baked from."""
     try:
-        known = store.files
+        table = store.files
     except StoreError:
         return False
-    files = [f for group in inputs.files for f in group]
-    real = [i for i in range(len(known["num_bytes"])) if known["path"][i].as_py() != "<memory>"]
-    if [(f.path, f.num_bytes) for f in files] != [(known["path"][i].as_py(), int(known["num_bytes"][i])) for i in real]:
+    columns = [table[name].tolist() for name in ("path", "num_bytes", "modified_ns", "format", "content_hash")]
+    old = [facts for facts in zip(*columns, strict=True) if facts[0] != "<memory>"]
+    new = [file for group in inputs.files for file in group]
+    if [(file.path, file.num_bytes) for file in new] != [facts[:2] for facts in old]:
         return False
-    for file, i in zip(files, real, strict=True):
-        if int(known["modified_ns"][i]) != file.modified_ns:
-            cut = units.cut_files([(0, file.path, file.num_bytes)], known["format"][i].as_py())
-            hashes = [fingerprint_file(Path(s.path), s.start, s.stop) for unit in cut for s in unit.spans]
-            if content_hash(hashes) != known["content_hash"][i].as_py():
-                return False
+    for file, (*_, modified_ns, format, content) in zip(new, old, strict=True):
+        if file.modified_ns != modified_ns and _content_of(file, format) != content:
+            return False
     return True
 
 
+def _content_of(file: InputFile, format: str) -> str:
+    cut = units.cut_files([(0, file.path, file.num_bytes)], format)
+    spans = [span for unit in cut for span in unit.spans]
+    return content_hash([fingerprint_file(Path(span.path), span.start, span.stop) for span in spans])
+
+
 def content_hash(span_hashes: Sequence[str]) -> str:
-    """The hash of a file, from the hashes of the byte ranges that it was read in."""
+    """The hash of a file, from the hashes of the byte ranges in which it was read."""
     return span_hashes[0] if len(span_hashes) == 1 else fingerprint(list(span_hashes))

@@ -1,4 +1,4 @@
-"""A recipe: instructions in order, each adds a source or prepares the rows so far. A value; baking does the work."""
+"""A recipe: instructions in order. Each adds a source, or prepares the rows of the sources before it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from batchwright.baking.instructions import Ingredient, Instruction, Step, add_ingredient, bad_name, prepare_step
+from batchwright.baking.instructions import Ingredient, Instruction, Step, add_ingredient, line_of, prepare_step
 from batchwright.base.checks import at_least, one_of
 from batchwright.base.errors import SpecError
 from batchwright.base.fingerprint import fingerprint
@@ -14,6 +14,7 @@ from batchwright.base.words import suggest
 from batchwright.prepare.chat.step import Chat
 from batchwright.prepare.rows import RowStep
 from batchwright.prepare.tokenize import Tokenize
+from batchwright.store.layout import check_source_name
 from batchwright.typing import Data, OnError
 
 __all__ = ["DatasetRecipe", "check_recipe", "spec_of_step"]
@@ -22,8 +23,9 @@ Row = dict[str, Any]
 
 
 class DatasetRecipe:
-    """What a dataset is made of: a list of `instructions`, and the `seed` of all that is shuffled or chosen. Methods
-    change the recipe and return it. `on_error` says what becomes of malformed rows, as in `bake`.
+    """The description of a dataset: `instructions`, and the `seed` of everything that is shuffled or chosen.
+
+    Methods change the recipe and return it. `on_error` is for malformed rows, as in `bake`.
 
     >>> recipe = DatasetRecipe(seed=0).add_ingredient(["one", "two", "three"], name="words", quantity=2)
     >>> recipe
@@ -65,23 +67,15 @@ class DatasetRecipe:
         """Add a source: a file, folder or glob (or a list of them), rows (dicts or strings), or a table from memory.
 
         `text` is the column that holds the text, a path into nested data ("message.content"), or a template over
-        several columns ("{title}\\n\\n{body}"). `where(row)` keeps a row or not. `quantity` keeps that many of the rows
-        that `where` kept (a whole number), or that share of them (a fraction), chosen by a hash of seed, name, file and
-        row: the same ones every time. `options` are for the files' format: {"delimiter": ";"}. `version` names `where`,
-        should it use things that cannot be compared.
+        several columns ("{title}\\n\\n{body}"). `where(row)` keeps a row or not. Of the kept rows `quantity` chooses a
+        number (a whole number) or a share (a fraction) by a hash of seed, name, file and row: the same ones every time.
+        `options` are for the files' format: {"delimiter": ";"}. `version` identifies `where`, if it uses things
+        that cannot be compared.
         """
-        return self._add(
-            add_ingredient(
-                source,
-                text,
-                format=format,
-                name=name,
-                where=where,
-                quantity=quantity,
-                options=options,
-                version=version,
-            )
+        ingredient = add_ingredient(
+            source, text, format=format, name=name, where=where, quantity=quantity, options=options, version=version
         )
+        return self._add(ingredient)
 
     def prepare_step(
         self,
@@ -93,9 +87,9 @@ class DatasetRecipe:
     ) -> DatasetRecipe:
         """Add a step over the rows of the ingredients so far: a function of a row that returns one, or None to drop it.
 
-        `select` says which rows the function sees (a function of a row, an ingredient's name, or a list of names); the
-        others pass by unchanged. `version` names both functions, should they use things that cannot be compared. The
-        last step is `bw.tokenize(...)`, or `bw.chat(...)` for rows that are conversations; it is for all ingredients.
+        `select` chooses the rows that the function sees: a function of a row, an ingredient's name, or a list of names.
+        The others pass unchanged. `version` identifies both functions, if they use things that cannot be compared. The
+        last step is `bw.tokenize(...)`, or `bw.chat(...)` for conversations; it is for all ingredients.
         """
         return self._add(prepare_step(step, select=select, name=name, version=version))
 
@@ -111,7 +105,7 @@ class DatasetRecipe:
 
     @property
     def instructions(self) -> list[Instruction]:
-        """In the order in which they are followed: tokenize is the last, whenever it was added."""
+        """In the order of execution: tokenize is last, even if an ingredient was added after it."""
         return list(self._instructions)
 
     @property
@@ -123,19 +117,20 @@ class DatasetRecipe:
         return [each for each in self._instructions if not isinstance(each, Ingredient)]
 
     def steps_of(self, ingredient: Ingredient) -> list[Step]:
-        """The steps that an ingredient's rows go through: those that come after it and do not name others only."""
-        after = [s for s in self._instructions[self._number_of(ingredient) :] if not isinstance(s, Ingredient)]
+        """The steps over an ingredient's rows: those after it whose `select` does not name only others."""
         steps: list[Step] = []
-        for step in after:
+        for step in self._instructions[self._number_of(ingredient) :]:
+            if isinstance(step, Ingredient):
+                continue
             if not isinstance(step, RowStep) or not isinstance(step.select, tuple):
                 steps.append(step)
-            elif ingredient.name in step.select:  # it sees all of these rows, so that nothing is left to select
-                steps.append(replace(step, select=None))
+            elif ingredient.name in step.select:
+                steps.append(replace(step, select=None))  # it sees all rows of this ingredient
         return steps
 
     @property
     def is_tokenized(self) -> bool:
-        """Whether it ends in tokens. Otherwise rows come out as they are after the last step."""
+        """Whether it ends in tokens. Otherwise it gives the rows after its last step."""
         return any(isinstance(step, Tokenize | Chat) for step in self._instructions)
 
     @property
@@ -150,7 +145,7 @@ class DatasetRecipe:
         )
 
     def spec(self) -> dict[str, Any]:
-        """What decides the result, besides the content of the files."""
+        """Everything that decides the result, besides the content of the files."""
         return {
             "seed": self.seed,
             "ingredients": [self._spec_of(ingredient) for ingredient in self.ingredients],
@@ -163,73 +158,77 @@ class DatasetRecipe:
         return fingerprint(self.spec())[:16]
 
     def _add(self, instruction: Instruction) -> DatasetRecipe:
-        if isinstance(instruction, Ingredient):
-            taken = {known.name.casefold() for known in self.ingredients}
-            # Some file systems do not tell large letters from small ones.
-            if instruction.name.casefold() in taken:
-                raise bad_name(instruction.name, "that name is taken")
-            named = instruction if instruction.name else replace(instruction, name=instruction.name_after_source(taken))
-            self._instructions.insert(len(self._instructions) - self.is_tokenized, named)
-        elif isinstance(instruction, RowStep | Tokenize | Chat):
-            if self.is_tokenized:
+        match instruction:
+            case Ingredient():
+                self._add_source(instruction)
+            case RowStep() | Tokenize() | Chat():
+                self._add_step(instruction)
+            case _:
                 raise SpecError(
-                    "no step can follow tokenize: rows are tokens then",
-                    parameter="step",
-                    remedy="add it before tokenize",
+                    f"a {type(instruction).__name__} is not an instruction",
+                    parameter="instructions",
+                    remedy="bw.add_ingredient(...), bw.prepare_step(...) or bw.tokenize(...)",
                 )
-            if isinstance(instruction, RowStep) and isinstance(instruction.select, tuple):
-                self._check_selected(instruction.select)
-            self._instructions.append(instruction)
-        else:
-            raise SpecError(
-                f"a {type(instruction).__name__} is not an instruction",
-                parameter="instructions",
-                remedy="bw.add_ingredient(...), bw.prepare_step(...) or bw.tokenize(...)",
-            )
         return self
+
+    def _add_source(self, ingredient: Ingredient) -> None:
+        names = [other.name for other in self.ingredients]
+        if ingredient.name:
+            check_source_name(ingredient.name, names, called="an ingredient")
+        else:
+            ingredient = replace(ingredient, name=ingredient.name_after_source(set(map(str.casefold, names))))
+        self._instructions.insert(len(self._instructions) - self.is_tokenized, ingredient)
+
+    def _add_step(self, step: Step) -> None:
+        if self.is_tokenized:
+            what = "no step can follow tokenize: rows are tokens then"
+            raise SpecError(what, parameter="step", remedy="add it before tokenize")
+        if isinstance(step, RowStep) and isinstance(step.select, tuple):
+            self._check_selected(step.select)
+        self._instructions.append(step)
 
     def _check_selected(self, names: Sequence[str]) -> None:
         there = [ingredient.name for ingredient in self.ingredients]
-        for name in names:
-            if name not in there:
-                near = suggest(name, there)
-                raise SpecError(
-                    f"no ingredient before this step is named {name!r}",
-                    parameter="select",
-                    ingredients=", ".join(map(repr, there)) or "none",
-                    remedy=f"select={near!r}" if near else "a step comes after the ingredients that it is for",
-                )
+        unknown = next((name for name in names if name not in there), None)
+        if unknown is None:
+            return
+        near, remedy = suggest(unknown, there), "a step comes after the ingredients that it is for"
+        if near is not None:
+            remedy = f"select={near!r}"
+        raise SpecError(
+            f"no ingredient before this step is named {unknown!r}",
+            parameter="select",
+            ingredients=", ".join(map(repr, there)) or "none",
+            remedy=remedy,
+        )
 
     def _number_of(self, ingredient: Ingredient) -> int:
         return next(n for n, each in enumerate(self._instructions) if each is ingredient)
 
     def _spec_of(self, ingredient: Ingredient) -> dict[str, Any]:
-        """An ingredient's spec, and how many steps it came too late for, if any."""
-        before = self._instructions[: self._number_of(ingredient)]
-        missed = sum(not isinstance(each, Ingredient) for each in before)
-        return {**ingredient.spec(), **({"after": missed} if missed else {})}
+        """An ingredient's spec, and the number of steps before it, if any, which it does not go through."""
+        missed = sum(not isinstance(each, Ingredient) for each in self._instructions[: self._number_of(ingredient)])
+        spec = ingredient.spec()
+        if missed:
+            spec["after"] = missed
+        return spec
 
     def __repr__(self) -> str:
-        entries = [
-            each.describe() if isinstance(each, Ingredient) else f"then {each.describe()}"
-            for each in self._instructions
-        ]
+        lines = [f"DatasetRecipe, seed {self.seed}", *(f"├─ {line_of(each)}" for each in self._instructions)]
         if self.holdout_fraction:
-            entries.append(f"hold out {100 * self.holdout_fraction:g} % as val")
-        lines = [f"DatasetRecipe, seed {self.seed}"]
-        return "\n".join([*lines, *(f"{'└─' if n == len(entries) - 1 else '├─'} {e}" for n, e in enumerate(entries))])
+            lines.append(f"├─ hold out {100 * self.holdout_fraction:g} % as val")
+        lines[-1] = lines[-1].replace("├─", "└─", 1)
+        return "\n".join(lines)
 
 
 def check_recipe(recipe: Any) -> None:
-    """Refuse what cannot be baked, whatever it is to become."""
+    """Refuse a recipe that cannot be baked."""
     if not isinstance(recipe, DatasetRecipe):
-        raise SpecError(
-            f"a {type(recipe).__name__} is not a recipe", parameter="recipe", remedy="recipe = bw.DatasetRecipe()"
-        )
+        what = f"a {type(recipe).__name__} is not a recipe"
+        raise SpecError(what, parameter="recipe", remedy="recipe = bw.DatasetRecipe()")
     if not recipe.ingredients:
-        raise SpecError(
-            "this recipe has no ingredients", parameter="recipe", remedy="recipe.add_ingredient('data/*.jsonl')"
-        )
+        what = "this recipe has no ingredients"
+        raise SpecError(what, parameter="recipe", remedy="recipe.add_ingredient('data/*.jsonl')")
     if recipe.holdout_fraction and not recipe.is_tokenized:
         raise SpecError(
             "holdout is of documents that are tokenised, and this recipe has no tokenize step",
@@ -239,7 +238,7 @@ def check_recipe(recipe: Any) -> None:
 
 
 def spec_of_step(step: Step) -> list[Any]:
-    """A tokenizer by what it does alone: where its file lies does not matter."""
+    """A step in a recipe's spec. A tokenizer counts by its behaviour, not by the path of its file."""
     if isinstance(step, RowStep):
         return step.spec()
     return ["chat" if isinstance(step, Chat) else "tokenize", step.fingerprint]

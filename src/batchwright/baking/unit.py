@@ -1,36 +1,28 @@
-"""Bake one unit of work: read its rows, keep or drop each with a reason, tokenise, and write one Arrow file.
+"""Baking of one unit of work: its documents, tokenised, as one Arrow file.
 
-A pure function of (job, unit): it runs the same in this process or in any other, and its output file is named by what
-went in, so that work which an earlier, interrupted bake finished is found again.
+A pure function of (job, unit): the same in every process. The file is named after its inputs, so that a later bake
+finds the work of an interrupted one.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from batchwright.baking.held import HeldTokens
-from batchwright.baking.rows import (
-    Dropped,
-    Reading,
-    UnitReport,
-    kept_rows,
-    pass_over,
-    passing_rows,
-    stepped,
-    unchanged_while_read,
-)
+from batchwright.baking.document_columns import Documents, borders_of, marks_of
+from batchwright.baking.token_spool import TokenSpool
+from batchwright.baking.unit_rows import RowAt, RowJob, UnitReport, pass_over, prepared_rows, unchanged_while_read
 from batchwright.base.errors import BatchwrightError, SourceError, TokenizerError
 from batchwright.base.fingerprint import fingerprint, fingerprint_file
-from batchwright.columns.arrays import arrow_to_numpy, numpy_to_arrow, records_of, records_to_arrow
+from batchwright.columns.arrays import arrow_to_numpy, lists_to_arrow, numpy_to_arrow, records_of, records_to_arrow
 from batchwright.order.permute import permutation
 from batchwright.prepare.chat.faults import ChatError
 from batchwright.prepare.chat.formats import Layout, detect
@@ -38,48 +30,42 @@ from batchwright.prepare.chat.spans import SPAN_DTYPE
 from batchwright.prepare.chat.step import Chat, Prepared
 from batchwright.prepare.holdout import side_of
 from batchwright.prepare.tokenize import Tokenize
-from batchwright.sources.faults import error_of, place
+from batchwright.sources.faults import place
 from batchwright.sources.units import Malformed, Unit
 from batchwright.store.texts import TextHashes, hash_texts
 from batchwright.store.writer import MAX_SHARD_TOKENS, write_arrow
 
 if TYPE_CHECKING:
-    from batchwright.baking.known import KnownTokens
+    from batchwright.baking.token_cache import TokenCache
 
 __all__ = [
-    "NO_MARKS",
     "SPLITS",
-    "Documents",
-    "Job",
+    "BakedUnit",
+    "DocumentJob",
+    "UnitFile",
     "UnitReport",
     "bake_unit",
     "detect_layout",
     "document_of",
-    "documents_of",
     "encode_located",
     "find_characters",
-    "marks_of",
-    "read_unit_report",
     "texts_of",
-    "unit_documents",
     "unit_key",
 ]
 
-T = TypeVar("T")
-D = TypeVar("D")
-Locate = Callable[[int], tuple[Unit, int, int]]
-"""(unit, span, row in span) of a document, by its number among those that are encoded together."""
+Locate = Callable[[int], RowAt]
+"""The place of a document, by its number among those that are encoded together."""
 
 SPLITS = ("train", "val")
 _BATCH_CHARACTERS = 1 << 22
-"""Tokenised at once: threads wait for each other at its end, so not too few."""
+"""Tokenised at once. Large, because threads wait for each other at its end."""
 _UNIT_FORMAT = 2
-"""Part of every unit's name: units of an earlier release, which wrote other columns, are not taken for ours."""
+"""Part of every unit's name, so that units of an earlier release with other columns are not used."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job(Reading):
-    """What is the same for all units of one ingredient of a store."""
+class DocumentJob(RowJob):
+    """How the documents of one ingredient of a store are made."""
 
     tokenize: Tokenize | Chat
     holdout: float
@@ -88,142 +74,188 @@ class Job(Reading):
     """Of everything that decides the output."""
 
 
-def unit_key(job: Job, unit: Unit, identity: Any) -> str:
-    """Names a unit's output by what goes in, and by nothing else: not by where the unit stands among others."""
+def unit_key(job: DocumentJob, unit: Unit, identity: Any) -> str:
+    """The name of a unit's output: a fingerprint of its inputs, independent of the other units."""
     spans = [[s.start, s.stop] for s in unit.spans]
     return fingerprint([_UNIT_FORMAT, job.fingerprint, spans, unit.first_row, identity])
 
 
 def bake_unit(
-    job: Job, unit: Unit, key: str, selected: Any, path: Path, *, known: KnownTokens
+    job: DocumentJob, unit: Unit, key: str, selected: Any, path: Path, *, cache: TokenCache
 ) -> tuple[UnitReport, int]:
-    """Write the unit's documents to `path`. Says what became of its rows, and how many texts had to be encoded."""
+    """Write the unit's documents to `path`. Returns its report, and the number of texts that had to be encoded."""
     report = UnitReport(key=key, span_hashes=[_hash_of(span.path, span.start, span.stop) for span in unit.spans])
-    dropped: Counter[str] = Counter()
-    tokens = HeldTokens(path.parent, job.tokenize.dtype)
-    spans: list[int] = []
-    rows: list[int] = []
-    splits: list[int] = []
-    texts: list[str] = []
-    prepared: list[Prepared] = []
-    marks: list[NDArray[Any]] = []
-    """Of conversations: what their tokens are."""
-    hashes: list[TextHashes] = []
-    waiting = num_encoded = 0
-
-    def flush() -> None:
-        nonlocal waiting, num_encoded
-        hashes.append(hash_texts(texts))
-        if isinstance(job.tokenize, Chat):
-            first = len(tokens)
-            conversations = _located(
-                job, job.tokenize.encode, prepared, lambda n: (unit, spans[first + n], rows[first + n])
-            )
-            tokens.extend([one.tokens for one in conversations])
-            marks.extend(one.spans for one in conversations)
-            num_encoded += len(prepared)
-        else:
-            found = known.find(job.tokenize, texts, hashes[-1])
-            new = [number for number, document in enumerate(found) if document is None]
-            at = [len(tokens) + number for number in new]
-            encoded = iter(  # an encoder that is not needed is not even made
-                encode_located(job, [texts[n] for n in new], lambda n: (unit, spans[at[n]], rows[at[n]])) if new else []
-            )
-            tokens.extend([next(encoded) if document is None else document for document in found])
-            num_encoded += len(new)
-        texts.clear()
-        prepared.clear()
-        waiting = 0
-
+    documents = _UnitDocuments(job, unit, path.parent, cache)
     with unchanged_while_read(unit):
-        for span, row_number, document in documents_of(job, unit, report, dropped, selected):
-            if isinstance(document, Prepared):
-                prepared.append(document)
-            text = document if isinstance(document, str) else document.text
-            texts.append(text)
-            spans.append(span)
-            rows.append(row_number)
-            splits.append(SPLITS.index(side_of(text, job.holdout)) if job.holdout else 0)
-            waiting += len(text)
-            if waiting >= _BATCH_CHARACTERS:
-                flush()
-        flush()
-    report.dropped, report.documents = dict(sorted(dropped.items())), len(tokens)
-    report.tokens = int(tokens.lengths().sum())
-    _write(job, path, report, tokens, spans, rows, splits, np.concatenate(hashes), marks)
-    return report, num_encoded
+        for at, document in _documents_of(job, unit, report, selected):
+            documents.add(at, document)
+        documents.encode_waiting()
+    report.finish(len(documents.tokens))
+    report.tokens = int(documents.tokens.lengths().sum())
+    documents.write(path, report)
+    return report, documents.num_encoded
 
 
-def texts_of(job: Job, unit: Unit, report: UnitReport, dropped: Counter[str]) -> Iterator[tuple[int, int, str]]:
-    """(span, row in span, text) of every document of a unit of texts."""
-    for span, row_number, text in documents_of(job, unit, report, dropped):
-        assert isinstance(text, str)
-        yield span, row_number, text
+class _UnitDocuments:
+    """The documents of a unit, tokenised a batch at a time."""
 
+    def __init__(self, job: DocumentJob, unit: Unit, folder: Path, cache: TokenCache) -> None:
+        self.job, self.unit, self.cache = job, unit, cache
+        self.tokens = TokenSpool(folder, job.tokenize.dtype)
+        self.spans, self.rows, self.sides = array("i"), array("q"), array("b")
+        self.hashes: list[TextHashes] = []
+        self.marks: list[NDArray[Any]] = []
+        """The spans of conversations."""
+        self.num_encoded = 0
+        self._waiting: list[Any] = []
+        self._texts: list[str] = []
+        self._characters = 0
 
-def documents_of(
-    job: Job, unit: Unit, report: UnitReport, dropped: Counter[str], selected: Any = None
-) -> Iterator[tuple[int, int, str | Prepared]]:
-    """(span, row in span, text or conversation) of every document: what is left of a unit's rows after all steps."""
-    for span, row_number, row in kept_rows(job, unit, report, dropped, selected):
-        after = stepped(job, unit, span, row_number, row)
-        if isinstance(after, Dropped):
-            dropped[f"dropped by step {after.step!r}"] += 1
-            continue
-        text = document_of(job, unit, span, row_number, after)
-        if isinstance(text, Malformed):
-            pass_over(job, unit, span, row_number, text, report, dropped)
-        elif not text:
-            dropped["empty text"] += 1
+    def add(self, at: RowAt, document: str | Prepared) -> None:
+        text = document
+        if isinstance(text, Prepared):
+            text = text.text
+        _, span, number = at
+        self.spans.append(span)
+        self.rows.append(number)
+        self.sides.append(SPLITS.index(side_of(text, self.job.holdout)) if self.job.holdout else 0)
+        self._waiting.append(document)
+        self._texts.append(text)
+        self._characters += len(text)
+        if self._characters >= _BATCH_CHARACTERS:
+            self.encode_waiting()
+
+    def encode_waiting(self) -> None:
+        self.hashes.append(hash_texts(self._texts))
+        if isinstance(self.job.tokenize, Chat):
+            conversations = encode_located(self.job, self._waiting, self._place)
+            self.num_encoded += len(conversations)
+            self.marks += [conversation.spans for conversation in conversations]
+            self.tokens.extend([conversation.tokens for conversation in conversations])
         else:
-            if isinstance(job.tokenize, Tokenize) and isinstance(text, str):
-                report.count_special(job.tokenize.special_in(text))
-            yield span, row_number, text
+            self.tokens.extend(self._encode_texts(self.job.tokenize))
+        self._waiting, self._texts, self._characters = [], [], 0
+
+    def _encode_texts(self, tokenize: Tokenize) -> list[NDArray[Any]]:
+        found = self.cache.find(tokenize, self._texts, self.hashes[-1])
+        new = [number for number, tokens in enumerate(found) if tokens is None]
+        self.num_encoded += len(new)
+        if new:  # an encoder that is not needed is not even made
+            texts = [self._texts[number] for number in new]
+            encoded = encode_located(self.job, texts, lambda number: self._place(new[number]))
+            for number, tokens in zip(new, encoded, strict=True):
+                if len(tokens) > MAX_SHARD_TOKENS:
+                    raise self._too_long(number, len(tokens))
+                found[number] = tokens
+        return found  # type: ignore[return-value]  # none is missing now
+
+    def _place(self, number: int) -> RowAt:
+        """The place of a document of this batch."""
+        number += len(self.tokens)
+        return self.unit, self.spans[number], self.rows[number]
+
+    def _too_long(self, number: int, num_tokens: int) -> TokenizerError:
+        what = f"a document of {num_tokens:,} tokens: a shard holds at most {MAX_SHARD_TOKENS:,}"
+        remedy = "cut the document into several, in a step before tokenize"
+        return TokenizerError(what, **self.job.place(self._place(number)), remedy=remedy)
+
+    def write(self, path: Path, report: UnitReport) -> None:
+        job, count = self.job, len(self.tokens)
+        order = np.arange(count)
+        if job.shuffle and count:
+            # The key does not name the unit, so that its documents keep their order when units come or go before it.
+            order = permutation(count, job.seed, job.ingredient, 0).at(order)
+        hashes = np.concatenate(self.hashes)
+        tokens, borders = self.tokens.in_order(order.tolist()), borders_of(self.tokens.lengths()[order])
+        columns = {
+            "tokens": lists_to_arrow(borders, tokens),
+            "span": numpy_to_arrow(np.array(self.spans, np.int32)[order]),
+            "row": numpy_to_arrow(np.array(self.rows, np.int64)[order]),
+            "split": numpy_to_arrow(np.array(self.sides, np.int8)[order]),
+            "text_high": numpy_to_arrow(hashes[order, 0]),
+            "text_low": numpy_to_arrow(hashes[order, 1]),
+        }
+        if isinstance(job.tokenize, Chat):
+            marks = [self.marks[number] for number in order.tolist()]
+            starts = borders_of(list(map(len, marks)))
+            columns["spans"] = records_to_arrow(starts, np.concatenate([np.empty(0, SPAN_DTYPE), *marks]))
+        batch = pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
+        write_arrow(path, batch.replace_schema_metadata({"report": msgspec.json.encode(report)}))
 
 
-def encode_located(job: Job, texts: list[str], locate: Locate) -> list[NDArray[Any]]:
-    """The tokens of some texts. An error says of which row: `locate` gives (unit, span, row in span) of a text."""
-    assert isinstance(job.tokenize, Tokenize)
-    tokenize = job.tokenize
-
-    def encode(texts: list[str]) -> list[NDArray[Any]]:
-        encoded = tokenize.encode(texts)
-        for number, document in enumerate(encoded):
-            if len(document) > MAX_SHARD_TOKENS:
-                raise TokenizerError(
-                    f"a document of {len(document):,} tokens: a shard holds at most {MAX_SHARD_TOKENS:,}",
-                    number=number,
-                    remedy="cut the document into several, in a step before tokenize",
-                )
-        return encoded
-
-    return _located(job, encode, texts, locate)
-
-
-def _located(job: Job, encode: Callable[[list[T]], list[D]], documents: list[T], locate: Locate) -> list[D]:
-    """What `encode` gives; a TokenizerError of one document says where its row is."""
+def _hash_of(path: str, start: int, stop: int | None) -> str:
     try:
-        return encode(documents)
-    except TokenizerError as error:
-        number = int(error.where.pop("number", 0))  # type: ignore[call-overload]
-        error.where |= place(*locate(number), job.formats)
+        return fingerprint_file(Path(path), start, stop)
+    except OSError:  # reading its rows raises the error
+        return ""
+
+
+# Rows as documents
+
+
+def _documents_of(
+    job: DocumentJob, unit: Unit, report: UnitReport, selected: Any = None
+) -> Iterator[tuple[RowAt, str | Prepared]]:
+    """(place, text or conversation) of every document of a unit."""
+    for at, row in prepared_rows(job, unit, report, selected):
+        document = document_of(job, at, row)
+        if isinstance(document, Malformed):
+            pass_over(job, at, document, report)
+        elif not document:
+            report.drop("empty text")
+        else:
+            if isinstance(job.tokenize, Tokenize) and isinstance(document, str):
+                report.count_special(job.tokenize.special_in(document))
+            yield at, document
+
+
+def texts_of(job: DocumentJob, unit: Unit, report: UnitReport) -> Iterator[tuple[RowAt, str]]:
+    """(place, text) of every document of a unit of texts."""
+    for at, text in _documents_of(job, unit, report):
+        assert isinstance(text, str)
+        yield at, text
+
+
+def document_of(job: DocumentJob, at: RowAt, row: dict[str, Any]) -> str | Prepared | Malformed:
+    """The text to tokenise in a row that went through the steps; or the conversation."""
+    if isinstance(job.tokenize, Chat):
+        return _conversation_of(job, job.tokenize, at, row)
+    text = row.get(job.tokenize.text)
+    if isinstance(text, str):
+        return text
+    raise SourceError(
+        f"no text to tokenise in column {job.tokenize.text!r}: the row has {', '.join(map(repr, row))}",
+        **job.place(at),
+        remedy="let the last step return a row with that column, or tokenize(..., text='column')",
+    )
+
+
+def _conversation_of(job: DocumentJob, chat: Chat, at: RowAt, row: dict[str, Any]) -> Prepared | Malformed:
+    try:
+        return chat.prepare(row)
+    except ChatError as error:
+        return _fault_of(error)
+    except RecursionError:
+        return Malformed("nested too deeply", "lists or objects inside each other")
+    except BatchwrightError as error:  # of the template, but this row may be the reason
+        error.where |= job.place(at)
         raise
 
 
-def detect_layout(job: Job, units: Sequence[Unit]) -> Layout:
-    """How the conversations of an ingredient are written: as its first row that can be read has it, after all steps."""
+def _fault_of(error: ChatError) -> Malformed:
+    return Malformed(error.kind, error.reason, remedy=error.remedy, turn=error.turn)
+
+
+def detect_layout(job: DocumentJob, units: Sequence[Unit]) -> Layout:
+    """The layout of an ingredient's conversations: that of its first row that can be read, after all steps."""
+    report = UnitReport()
     for unit in units:
-        for span, row_number, row in passing_rows(job, unit, UnitReport(), Counter()):
-            after = stepped(job, unit, span, row_number, row)
-            if isinstance(after, Dropped):
-                continue
+        for at, row in prepared_rows(job, unit, report):
             try:
-                return detect(after)
+                return detect(row)
             except ChatError as error:
-                if job.on_error == "skip":
-                    continue  # it will be counted
-                fault = Malformed(error.kind, error.reason, remedy=error.remedy, turn=error.turn)
-                raise error_of(fault, unit, span, row_number, job.formats) from None
+                fault = _fault_of(error)
+            pass_over(job, at, fault, report)
     raise SourceError(
         f"{job.ingredient!r} has no row that can be read, so nothing says how its conversations are written",
         ingredient=job.ingredient,
@@ -231,138 +263,69 @@ def detect_layout(job: Job, units: Sequence[Unit]) -> Layout:
     )
 
 
-def find_characters(job: Job, unit: Unit, selected: Any) -> list[int]:
-    """The characters of a unit's documents, as code points: what a vocabulary of characters is made of."""
+def find_characters(job: DocumentJob, unit: Unit, selected: Any) -> set[str]:
+    """The characters of a unit's documents, for a vocabulary of characters."""
     characters: set[str] = set()
-    for span, row_number, row in kept_rows(job, unit, UnitReport(), Counter(), selected):
-        after = stepped(job, unit, span, row_number, row)
-        text = None if isinstance(after, Dropped) else document_of(job, unit, span, row_number, after)
+    for at, row in prepared_rows(job, unit, UnitReport(), selected):
+        text = document_of(job, at, row)
         if isinstance(text, str):
             characters.update(text)
-    return sorted(map(ord, characters))
+    return characters
 
 
-def _hash_of(path: str, start: int, stop: int | None) -> str:
+def encode_located(job: DocumentJob, documents: list[Any], locate: Locate) -> list[Any]:
+    """The tokens of some texts, or conversations. An error names the row, found by `locate`."""
     try:
-        return fingerprint_file(Path(path), start, stop)
-    except OSError:  # reading its rows will say so
-        return ""
+        return list(job.tokenize.encode(documents))
+    except TokenizerError as error:
+        number = int(error.where.pop("number", 0))  # type: ignore[call-overload]
+        error.where |= place(*locate(number), job.formats)
+        raise
 
 
-def document_of(job: Job, unit: Unit, span: int, row_number: int, after: dict[str, Any]) -> str | Prepared | Malformed:
-    """What is tokenised of a row that went through the steps: its text, or the conversation that it is."""
-    if isinstance(job.tokenize, Chat):
+# Units that are done
+
+
+class BakedUnit(Protocol):
+    """The documents of a unit: in its own file, or in the shards of an older version."""
+
+    @property
+    def report(self) -> UnitReport: ...
+
+    def documents(self, side: int) -> Documents:
+        """The documents of one split. Their `file` and `row` are the span, and the number in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnitFile:
+    """A file that `bake_unit` wrote."""
+
+    path: Path
+    report: UnitReport
+
+    @classmethod
+    def find(cls, path: Path, key: str) -> UnitFile | None:
+        """The file at `path`; None if it is missing, damaged or of another unit."""
         try:
-            return job.tokenize.prepare(after)
-        except ChatError as error:
-            return Malformed(error.kind, error.reason, remedy=error.remedy, turn=error.turn)
-        except RecursionError:
-            return Malformed("nested too deeply", "lists or objects inside each other")
-        except BatchwrightError as error:  # of the template, but this row may be what it does not end with
-            error.where |= place(unit, span, row_number, job.formats)
-            raise
-    text = after.get(job.tokenize.text)
-    if not isinstance(text, str):
-        there = ", ".join(map(repr, after))
-        raise SourceError(
-            f"no text to tokenise in column {job.tokenize.text!r}: the row has {there}",
-            **place(unit, span, row_number, job.formats),
-            remedy="let the last step return a row with that column, or tokenize(..., text='column')",
-        )
-    return text
+            with pa.memory_map(str(path)) as file:
+                metadata = pa.ipc.open_file(file).schema.metadata
+            report = msgspec.json.decode(metadata[b"report"], type=UnitReport)
+        except (OSError, pa.ArrowException, KeyError, TypeError, msgspec.DecodeError):
+            return None
+        if report.key != key:
+            return None
+        return cls(path, report)
 
-
-def _write(
-    job: Job,
-    path: Path,
-    report: UnitReport,
-    tokens: HeldTokens,
-    spans: list[int],
-    rows: list[int],
-    splits: list[int],
-    hashes: TextHashes,
-    marks: list[NDArray[Any]],
-) -> None:
-    count = len(tokens)
-    # The key names no unit: the order of a unit's documents then stays when units come or go before it.
-    shuffled = job.shuffle and count
-    order = (
-        permutation(count, job.seed, job.ingredient, 0).at(range(count)).tolist() if shuffled else list(range(count))
-    )
-    lengths = tokens.lengths()[order]
-    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-    values = tokens.in_order(order)
-    columns = {
-        "tokens": pa.LargeListArray.from_arrays(numpy_to_arrow(offsets), numpy_to_arrow(values)),
-        "span": numpy_to_arrow(np.array(spans, np.int32)[order] if count else np.empty(0, np.int32)),
-        "row": numpy_to_arrow(np.array(rows, np.int64)[order] if count else np.empty(0, np.int64)),
-        "split": numpy_to_arrow(np.array(splits, np.int8)[order] if count else np.empty(0, np.int8)),
-        "text_high": numpy_to_arrow(hashes[order, 0]),
-        "text_low": numpy_to_arrow(hashes[order, 1]),
-    }
-    if isinstance(job.tokenize, Chat):
-        ordered = [marks[number] for number in order]
-        starts = np.concatenate([[0], np.cumsum([len(each) for each in ordered])]).astype(np.int64)
-        columns["spans"] = records_to_arrow(starts, np.concatenate([np.empty(0, SPAN_DTYPE), *ordered]))
-    batch = pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
-    batch = batch.replace_schema_metadata({"report": msgspec.json.encode(report)})
-    write_arrow(path, batch)
-
-
-class Documents(NamedTuple):
-    """Some documents of a unit."""
-
-    tokens: NDArray[Any]
-    """End to end."""
-    lengths: NDArray[np.int64]
-    span: NDArray[np.integer]
-    row: NDArray[np.int64]
-    """In the span."""
-    text: TextHashes
-    num_marks: NDArray[np.int64]
-    """Of each document, where these are conversations; otherwise empty."""
-    marks: NDArray[Any]
-    """What the tokens are: of SPAN_DTYPE, end to end."""
-
-
-NO_MARKS = np.empty(0, np.int64), np.empty(0, SPAN_DTYPE)
-
-
-def unit_documents(path: Path, split: int) -> Documents:
-    """The documents of a finished unit that are on one side of the holdout."""
-    with pa.memory_map(str(path)) as file:
-        batch = pa.ipc.open_file(file).get_batch(0)
-    lists = batch.column("tokens")
-    tokens, lengths = arrow_to_numpy(lists.values), np.diff(arrow_to_numpy(lists.offsets))
-    span, row = arrow_to_numpy(batch.column("span")), arrow_to_numpy(batch.column("row"))
-    text = np.stack([arrow_to_numpy(batch.column("text_high")), arrow_to_numpy(batch.column("text_low"))], axis=1)
-    num_marks, marks = NO_MARKS
-    if "spans" in batch.schema.names:
-        starts, fields = records_of(batch.column("spans"))
-        num_marks, marks = np.diff(starts), marks_of(fields)
-    mine = arrow_to_numpy(batch.column("split")) == split
-    if mine.all():
-        return Documents(tokens, lengths, span, row, text, num_marks, marks)
-    if len(num_marks):
-        num_marks, marks = num_marks[mine], marks[np.repeat(mine, num_marks)]
-    return Documents(
-        tokens[np.repeat(mine, lengths)], lengths[mine], span[mine], row[mine], text[mine], num_marks, marks
-    )
-
-
-def marks_of(fields: dict[str, NDArray[Any]]) -> NDArray[Any]:
-    """Spans as records, from their columns."""
-    marks = np.empty(len(fields["stop"]), SPAN_DTYPE)
-    for name in SPAN_DTYPE.names or ():
-        marks[name] = fields[name]
-    return marks
-
-
-def read_unit_report(path: Path) -> UnitReport | None:
-    """What a finished unit's file says; None where it is not there or not whole."""
-    try:
-        with pa.memory_map(str(path)) as file:
-            metadata = pa.ipc.open_file(file).schema.metadata
-        return msgspec.json.decode(metadata[b"report"], type=UnitReport)
-    except (OSError, pa.ArrowException, KeyError, TypeError, msgspec.DecodeError):
-        return None
+    def documents(self, side: int) -> Documents:
+        with pa.memory_map(str(self.path)) as file:
+            batch = pa.ipc.open_file(file).get_batch(0)
+        names = ("span", "row", "split", "text_high", "text_low")
+        span, row, split, *text = (arrow_to_numpy(batch.column(name)) for name in names)
+        lists = batch.column("tokens")
+        num_marks, marks = np.empty(0, np.int64), np.empty(0, SPAN_DTYPE)
+        if "spans" in batch.schema.names:
+            starts, fields = records_of(batch.column("spans"))
+            num_marks, marks = np.diff(starts), marks_of(fields)
+        tokens, lengths = arrow_to_numpy(lists.values), np.diff(arrow_to_numpy(lists.offsets))
+        every = Documents(tokens, lengths, span, row, np.stack(text, axis=1), num_marks, marks)
+        return every.only(split == side)

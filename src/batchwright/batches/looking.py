@@ -296,7 +296,7 @@ def _lines(runs: Sequence[TextRun], role: int) -> Iterator[TextLine]:
 
 
 def _spelling(tokenizer: Any, metadata: Mapping[str, Any]) -> tuple[TokenSpelling | None, str]:
-    """(how tokens are written, why there is no text)."""
+    """(the spelling of tokens, the reason if there is none)."""
     path = metadata.get("tokenizer")
     if tokenizer is not None:
         resolved = resolve_tokenizer(tokenizer)

@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--truncation",
         choices=("drop", "keep_start", "keep_end", "drop_oldest"),
         default="drop",
-        help="what becomes of rows over length (drop)",
+        help="of rows over length (drop)",
     )
     chat.add_argument("--loss", help="assistant, last, all, or roles such as user+assistant (assistant; pairs: last)")
     chat.add_argument("--format", help="messages, sharegpt, alpaca, prompt_completion or preference (the first row's)")

@@ -2,8 +2,8 @@
 
 The folder OUT gets files for each source and split: SOURCE-SPLIT.bin and .idx (megatron), .npy and .offsets.npy (npy),
 .parquet or .jsonl (a row for each document: source, split, file, row, tokens, text; of conversations also spans, which
-say whose turn each token is: the other formats have only tokens). They appear whole or not at all,
-and nothing that is there is written over, except with --force.
+say whose turn each token is: the other formats have only tokens). Files appear when all are written, and replace others
+only with --force.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("store", metavar="STORE")
-    parser.add_argument("out", metavar="OUT", help="the folder to write into")
-    parser.add_argument("--to", required=True, choices=("megatron", "npy", "parquet", "jsonl"), help="the format")
-    parser.add_argument("--source", metavar="NAME", help="only this source")
-    parser.add_argument("--split", choices=("train", "val"), help="only this split")
-    parser.add_argument("--version", metavar="ID", help="an older version of the store")
-    parser.add_argument("--force", action="store_true", help="write over files that are there")
-    parser.add_argument("--quiet", action="store_true", help="no progress")
+    add = parser.add_argument
+    add("store", metavar="STORE")
+    add("out", metavar="OUT", help="the folder to write into")
+    add("--to", required=True, choices=("megatron", "npy", "parquet", "jsonl"), help="the format")
+    add("--source", metavar="NAME", help="only this source")
+    add("--split", choices=("train", "val"), help="only this split")
+    add("--version", metavar="ID", help="an older version of the store")
+    add("--force", action="store_true", help="write over files that are there")
+    add("--quiet", action="store_true", help="no progress")
     add_json(parser)
 
 
@@ -41,20 +42,13 @@ def run(arguments: argparse.Namespace) -> int:
     from batchwright.store.export_tokens import export
 
     store = open_store(arguments.store, version=arguments.version)
-    files = export(
-        store,
-        arguments.out,
-        to=arguments.to,
-        source=arguments.source,
-        split=arguments.split,
-        force=arguments.force,
-        show_progress=not arguments.quiet,
-    )
-    sizes = [file.stat().st_size for file in files]
+    settings = {name: getattr(arguments, name) for name in ("to", "source", "split", "force")}
+    files = export(store, arguments.out, show_progress=not arguments.quiet, **settings)
+    sizes = {str(file): file.stat().st_size for file in files}
     if arguments.json:
-        listed = [{"path": str(file), "num_bytes": size} for file, size in zip(files, sizes, strict=True)]
+        listed = [{"path": file, "num_bytes": size} for file, size in sizes.items()]
         print_json({"store": str(store.path), "version": store.version, "to": arguments.to, "files": listed})
     else:
-        for file, size in zip(files, sizes, strict=True):
+        for file, size in sizes.items():
             print(f"{file}  {bytes_in_words(size)}")
     return 0

@@ -1,8 +1,8 @@
 """Remove old versions of a store, and the work of bakes that did not finish.
 
-A version stays while a process has it open, and while a kept plan needs its content: a run that was stopped can resume.
-`batchwright plan forget STORE PLAN` releases a plan. Symbolic links are not followed, and stay. How documents were
-packed into rows goes, and is made again where it is needed.
+A version stays while a process has it open, and while a kept plan needs its content, so that a stopped run can resume.
+`batchwright plan forget STORE PLAN` releases a plan. Symbolic links are not followed, and stay. Indexes of packed rows
+are removed, and rebuilt when needed.
 """
 
 from __future__ import annotations
@@ -43,21 +43,19 @@ def run(arguments: argparse.Namespace) -> int:
     removals = collect_garbage(arguments.store, keep=at_least(0, keep=arguments.keep), dry_run=bool(arguments.dry_run))
     num_bytes = sum(removal.num_bytes for removal in removals if not removal.is_kept)
     if arguments.json:
-        print_json(
-            {
-                "store": arguments.store,
-                "dry_run": arguments.dry_run,
-                "num_bytes": num_bytes,
-                "removals": [asdict(removal) for removal in removals],
-            }
-        )
+        answer = {"store": arguments.store, "dry_run": arguments.dry_run, "num_bytes": num_bytes}
+        print_json(answer | {"removals": [asdict(removal) for removal in removals]})
         return 0
     verb = "would remove" if arguments.dry_run else "removed"
     for removal in removals:
-        print(f"{_fate(removal, verb)}  {removal.folder}  {bytes_in_words(removal.num_bytes)}{_plans(removal)}")
-    print(
-        "nothing to remove" if all(removal.is_kept for removal in removals) else f"{verb} {bytes_in_words(num_bytes)}"
-    )
+        size, plans = bytes_in_words(removal.num_bytes), ""
+        if removal.plans:
+            plans = f"  needed by plan{'s' * (len(removal.plans) > 1)} {', '.join(removal.plans)}"
+        print(f"{_fate(removal, verb)}  {removal.folder}  {size}{plans}")
+    if all(removal.is_kept for removal in removals):
+        print("nothing to remove")
+    else:
+        print(f"{verb} {bytes_in_words(num_bytes)}")
     return 0
 
 
@@ -66,10 +64,6 @@ def _fate(removal: Removal, verb: str) -> str:
         return "a link, left"
     if removal.in_use:
         return "in use, left"
-    return "kept" if removal.plans else verb
-
-
-def _plans(removal: Removal) -> str:
-    if not removal.plans:
-        return ""
-    return f"  needed by plan{'s' * (len(removal.plans) > 1)} {', '.join(removal.plans)}"
+    if removal.plans:
+        return "kept"
+    return verb

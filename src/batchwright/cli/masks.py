@@ -1,4 +1,4 @@
-"""What is shown with trained tokens marked, as a batch: conversations, documents of a store, or the rows of a step."""
+"""Batches to look at: conversations, documents of a store, or the rows of a step, with their trained tokens."""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@
 `status` looks at a queue from outside, while providers and consumers work on it: nothing is locked or changed.
 `verify` reads every file, all bytes of it, and compares it with its checksums, its name and the queue's meta; exit code
 1 says that something is damaged. --quarantine puts damaged files that wait aside, and asks for them again.
-`purge` removes a queue's files and all that it remembers, so that numbers begin at 0 again. It refuses while somebody
-uses the queue, and leaves what is not a queue's.
+`purge` removes a queue's files and all that it remembers, so that numbers begin at 0 again. It refuses while a process
+uses the queue, and leaves files that are not a queue's.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("what", metavar="WHAT", choices=("status", "purge", "verify"), help="status, verify or purge")
     parser.add_argument("path", metavar="PATH", help="data/<dataset>, or the queue folder in it")
     parser.add_argument("--split", metavar="NAME", help="of purge: remove only this split")
-    parser.add_argument("--force", action="store_true", help="of purge: also while somebody uses the queue")
+    parser.add_argument("--force", action="store_true", help="of purge: also while a process uses the queue")
     parser.add_argument(
         "--quarantine", action="store_true", help="of verify: put damaged files aside, to be made again"
     )

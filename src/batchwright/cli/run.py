@@ -38,9 +38,9 @@ examples:
 TAKES_SETTINGS = True
 
 _LOOK_SECONDS = 0.1
-"""Between two looks whether a provider has begun: this goes on only until the trainer starts."""
+"""The time between two looks whether a provider has begun, before the trainer starts."""
 _PATIENCE_SECONDS = 10.0
-"""Providers that were asked to stop get so long to end the batch they make. Killing them then loses no file."""
+"""The time for providers to end their batch after they were asked to stop. Killing them then loses no file."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -141,7 +141,7 @@ class _Together:
         threading.Thread(target=wait, daemon=True).start()
 
     def wait_for_first(self) -> int | None:
-        """Until a provider has begun: then None. An exit code where none can: all died, or somebody stopped us."""
+        """Wait until a provider has begun. An exit code if none can: all died, or a signal stopped this process."""
         while not self._has_begun():
             try:
                 event = self.events.get(timeout=_LOOK_SECONDS)
@@ -222,7 +222,7 @@ class _Together:
 
 def _pump(lines: IO[str], prefix: str) -> None:
     for line in lines:
-        # Where nobody reads our stderr any more, lines are still taken: a provider would wait for room for them.
+        # Lines are taken also when stderr is closed: a provider would wait for room for them.
         with contextlib.suppress(ValueError, OSError):
             sys.stderr.write(f"{prefix}{line.rstrip()}\n")  # in one piece: others write there, too
             sys.stderr.flush()
@@ -233,7 +233,7 @@ def _code_of(process: subprocess.Popen[Any]) -> int:
 
 
 def _say(text: str) -> None:
-    with contextlib.suppress(ValueError, OSError):  # nobody reads our stderr any more
+    with contextlib.suppress(ValueError, OSError):  # stderr is closed
         print(f"batchwright: {text}", file=sys.stderr, flush=True)
 
 

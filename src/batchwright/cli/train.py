@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     trainer = trainer_of(config)
     queue = Path(config.data_dir) / "queue"
     if queue.exists() and not queue.is_dir():
-        raise QueueError(f"{queue} is not a folder", remedy="move that file away: the queue lies there")
+        raise QueueError(f"{queue} is not a folder", remedy="move that file away: its place is the queue's")
     if not queue.is_dir():
         given = shlex.join([arguments.config, *arguments.settings])
         raise MissingQueueError(

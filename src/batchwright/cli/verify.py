@@ -1,7 +1,7 @@
-"""Read every byte of a store (or of a buffer's folder) and compare it with the hashes that were kept.
+"""Read every byte of a store, or of a buffer's folder, and compare it with its hashes.
 
-Opening a store checks that its shards are there with their sizes; this also finds what was altered. Exit code 1 when
-something is damaged, with a line for each file.
+Opening a store checks the existence and sizes of its shards; this also finds altered bytes. Exit code 1 when something
+is damaged, with a line for each file.
 """
 
 from __future__ import annotations
@@ -44,43 +44,46 @@ def run(arguments: argparse.Namespace) -> int:
     if (root / POINTER).is_file():
         return _verify_buffer(root, as_json=arguments.json)
     if not is_store(root):
-        current_version(root)  # says what it is instead
+        current_version(root)  # raises, with what it is instead
     versions = list_versions(root) if arguments.all else [arguments.version]
     answers = [_verify(root, version) for version in versions]
     num_damaged = sum(len(answer["damaged"]) for answer in answers)
     if arguments.json:
         print_json({"store": str(root), "ok": not num_damaged, "versions": answers})
     else:
-        for answer in answers:
-            for damage in answer["damaged"]:
-                print(f"{damage['file']}: {damage['what']}")
-        for answer in answers:
-            if not answer["damaged"]:
-                size = f"{counted(answer['num_shards'], 'shard')}, {bytes_in_words(answer['num_bytes'])}"
-                print(f"{root} version {answer['version']}: whole ({size})")
-        if num_damaged:
-            print(f"batchwright: {root} is damaged: {counted(num_damaged, 'file')}", file=sys.stderr)
-            remedy = next(answer["remedy"] for answer in answers if answer["damaged"])
-            print(f"  try        {remedy}", file=sys.stderr)
-    return 1 if num_damaged else 0
+        _print(root, answers, num_damaged)
+    return int(num_damaged > 0)
+
+
+def _print(root: Path, answers: list[dict[str, Any]], num_damaged: int) -> None:
+    for answer in answers:
+        for damage in answer["damaged"]:
+            print(f"{damage['file']}: {damage['what']}")
+    for answer in answers:
+        if not answer["damaged"]:
+            size = f"{counted(answer['num_shards'], 'shard')}, {bytes_in_words(answer['num_bytes'])}"
+            print(f"{root} version {answer['version']}: whole ({size})")
+    if num_damaged:
+        print(f"batchwright: {root} is damaged: {counted(num_damaged, 'file')}", file=sys.stderr)
+        print(f"  try        {next(a['remedy'] for a in answers if a['damaged'])}", file=sys.stderr)
 
 
 def _verify_buffer(root: Path, *, as_json: bool) -> int:
     from batchwright.buffer import DatasetBuffer
 
-    damage: StoreError | None = None
+    damage: str | None = None
     try:
         with DatasetBuffer(path=root, read_only=True) as buffer:
             buffer.verify()
     except StoreError as error:
-        damage = error
+        damage = str(error)
     if as_json:
-        print_json({"buffer": str(root), "ok": damage is None, "damage": None if damage is None else str(damage)})
+        print_json({"buffer": str(root), "ok": damage is None, "damage": damage})
     elif damage is None:
         print(f"{root}: whole")
     else:
         print(f"batchwright: {damage}", file=sys.stderr)
-    return 0 if damage is None else 1
+    return int(damage is not None)
 
 
 def _verify(root: Path, version: str | None) -> dict[str, Any]:
@@ -91,13 +94,10 @@ def _verify(root: Path, version: str | None) -> dict[str, Any]:
         store = Store(root, version=version)
     except StoreError as error:
         where = error.where.get("file") or error.where.get("folder") or root
-        return {
-            "version": version,
-            "damaged": [{"file": str(where), "what": error.headline}],
-            "remedy": error.remedy or REBAKE,
-        }
+        damaged = [{"file": str(where), "what": error.headline}]
+        return {"version": version, "damaged": damaged, "remedy": error.remedy or REBAKE}
     damaged = [{"file": str(damage.file), "what": damage.what} for damage in verify_store(store)]
+    answer = {"version": store.version, "damaged": damaged}
     if damaged:
-        return {"version": store.version, "damaged": damaged, "remedy": store.manifest.repair}
-    sizes = store.shards["num_bytes"]
-    return {"version": store.version, "damaged": [], "num_shards": len(sizes), "num_bytes": store.num_bytes}
+        return answer | {"remedy": store.manifest.repair}
+    return answer | {"num_shards": len(store.shards["num_bytes"]), "num_bytes": store.num_bytes}

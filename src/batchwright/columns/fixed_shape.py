@@ -17,7 +17,7 @@ from batchwright.base.errors import SourceError
 from batchwright.columns.arrays import arrow_to_numpy, lists_of, numpy_dtype, tensors_to_numpy
 from batchwright.columns.schema import DAMAGED, Column, Rows, Schema, check_shape, column_error, other_shape, take_rows
 
-__all__ = ["ARROW_DAMAGE", "column_of", "columns_of_batch"]
+__all__ = ["ARROW_DAMAGE", "column_of", "columns_of_batch", "to_numpy"]
 
 ARROW_DAMAGE = (pa.ArrowException, OSError, ValueError, OverflowError, KeyError, IndexError)
 """What Arrow raises on damaged bytes."""
@@ -47,23 +47,28 @@ def columns_of_batch(
     found = {}
     for name, column in schema.items():
         array = batch.column(name).slice(first - first_row, last + 1 - first)
-        found[name] = take_rows(_to_numpy(array, column, file=file, name=name, first_row=first), rows, first)
+        found[name] = take_rows(to_numpy(array, column, file=file, name=name, first_row=first), rows, first)
     return found
 
 
-def _to_numpy(array: pa.Array, column: Column, *, file: str, name: str, first_row: int) -> NDArray[Any]:
-    """An array as (rows, *shape), column_error a copy. `first_row` is its number in the file, for errors."""
+def to_numpy(array: pa.Array, column: Column, *, file: str, name: str, first_row: int) -> NDArray[Any]:
+    """An array as (rows, *shape), without a copy. `first_row` is its number in the file, for errors."""
+    if not len(array):
+        return np.empty((0, *column.shape), column.dtype)
     if isinstance(array.type, pa.FixedShapeTensorType):
         return _tensors_to_numpy(array, file, name, first_row)
     flat = array
     for depth, length in enumerate(column.shape):
         lists_per_row = math.prod(column.shape[:depth])
         _refuse_nulls(flat, lists_per_row, file, name, first_row)
+        if pa.types.is_fixed_size_list(flat.type):
+            flat = flat.flatten()
+            continue
         flat, offsets = lists_of(flat)  # type: ignore[misc]  # there are as many levels as axes
-        wrong = np.flatnonzero(np.diff(offsets) != length)
-        if len(wrong):
-            at = int(wrong[0])
-            shape = (*column.shape[:depth], int(offsets[at + 1] - offsets[at]), *column.shape[depth + 1 :])
+        lengths = np.diff(offsets)
+        if (lengths != length).any():
+            at = int(np.argmax(lengths != length))
+            shape = (*column.shape[:depth], int(lengths[at]), *column.shape[depth + 1 :])
             raise other_shape(file, name, first_row + at // lists_per_row, shape, column.shape)
         if offsets[0] < 0 or offsets[-1] > len(flat):
             raise SourceError(f"column {name!r} is damaged: offsets", file=file, column=name, remedy=DAMAGED)

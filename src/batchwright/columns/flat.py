@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchwright.base.errors import SourceError
-from batchwright.columns.schema import DAMAGED, Column, Rows, Wanted, pieces, rows_of, sorted_schema
+from batchwright.columns.schema import DAMAGED, Column, Rows, Wanted, pieces, row_numbers, rows_of, sorted_schema
 from batchwright.columns.shard import ShardReader
 
 __all__ = ["Fill", "FlatColumn", "FlatShard", "closed_on_error", "read_at"]
@@ -113,7 +113,7 @@ class _RowReader:
         if isinstance(rows, range) and rows.step == 1:
             self._read(out, rows.start)
         else:
-            self._pick(np.asarray(rows), out)
+            self._pick(row_numbers(rows), out)
         return self._typed(out)
 
     def finish(self) -> None:

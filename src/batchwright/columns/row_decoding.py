@@ -263,8 +263,11 @@ def _array_of(values: list[Any]) -> NDArray[Any] | None:
 def _of_arrays(values: list[Any]) -> NDArray[Any]:
     """Arrays, or tensors of any library."""
     arrays = [np.asarray(value) for value in values]
-    stacked = np.stack(arrays)
-    if any(_would_change(array, stacked.dtype) for array in arrays):
+    shape = arrays[0].shape
+    if any(array.shape != shape for array in arrays):
+        raise ValueError("several shapes")
+    stacked = np.concatenate(arrays, axis=None).reshape(len(arrays), *shape)
+    if stacked.dtype.kind == "f" and any(_would_change(array, stacked.dtype) for array in arrays):
         raise ValueError("whole numbers and fractions")
     return stacked
 

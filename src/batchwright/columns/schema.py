@@ -30,6 +30,7 @@ __all__ = [
     "other_shape",
     "pieces",
     "row_bytes",
+    "row_numbers",
     "row_shape",
     "rows_of",
     "sorted_schema",
@@ -207,6 +208,11 @@ def count_below(rows: Rows, limit: int) -> int:
     if isinstance(rows, range):
         return len(range(rows.start, min(rows.stop, limit), rows.step))
     return int(np.searchsorted(rows, limit, side="left"))
+
+
+def row_numbers(rows: Rows) -> NDArray[np.int64]:
+    # Not np.asarray, which asks a range for one number after the other.
+    return np.arange(rows.start, rows.stop, rows.step) if isinstance(rows, range) else rows
 
 
 def take_rows(values: NDArray[Any], rows: Rows, first: int) -> NDArray[Any]:

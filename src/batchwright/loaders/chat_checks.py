@@ -76,7 +76,7 @@ class CheckSettings:
     truncation: str = "drop"
     pad: int | None = None
     drops_are_meant: bool = False
-    """Whether the user said "drop": then it is no fault, however many rows it takes."""
+    """Whether the user said "drop": then it is not a fault, however many rows are dropped."""
 
 
 def findings_of(rows: ConversationRows, facts: TemplateFacts, settings: CheckSettings) -> list[Finding]:

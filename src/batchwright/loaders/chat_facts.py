@@ -1,4 +1,4 @@
-"""What is known of a chat template with a tokenizer: its markers, and the ids that they become."""
+"""The markers of a chat template, and the ids that a tokenizer gives them."""
 
 from __future__ import annotations
 

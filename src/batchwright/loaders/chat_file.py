@@ -1,4 +1,4 @@
-"""The first conversations of raw files, rendered and encoded without a bake, and what is wrong with them."""
+"""The first conversations of raw files, rendered and encoded without a bake, and the faults in them."""
 
 from __future__ import annotations
 

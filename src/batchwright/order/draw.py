@@ -88,13 +88,14 @@ def _draw_in_turn(slots: int, num_sources: int, released: NDArray[np.int32], row
     for first in range(0, slots, _SLOTS_AT_ONCE):
         last = min(first + _SLOTS_AT_ONCE, slots)
         row = iter(rows[in_order[ends[first] : ends[last]]].tolist()).__next__
-        out = []
+        out: list[int] = []
+        add = out.append
         for num_arrivals in arrivals[first + 1 : last + 1].tolist():  # slot t ends the prefix of t draws: from 1 on
-            if not num_arrivals:
-                out.append(heappop(waiting))
+            if num_arrivals == 1:  # most have one
+                add(heappushpop(waiting, row()))
                 continue
-            for _ in range(num_arrivals - 1):
+            for _ in range(num_arrivals):
                 heappush(waiting, row())
-            out.append(heappushpop(waiting, row()))
+            add(heappop(waiting))
         drawn[first:last] = np.array(out, rows.dtype) & ((1 << _source_bits(num_sources)) - 1)
     return drawn

@@ -114,22 +114,21 @@ class Epochs:
 
     def span(self, live: int) -> tuple[int, int, int | None]:
         """(number, first row, last row + 1) of the epoch of a live row; no last row where it has no end."""
-        era = self._live_eras[self._era_of(live)]
-        if era.rows is None:
-            return era.number, era.start, None
-        more = (live - era.start) // max(era.rows, 1)
-        return era.number + more, era.start + more * era.rows, era.start + (more + 1) * era.rows
+        for start, rows, number in reversed(self._live_eras):
+            if start <= live:
+                if rows is None:
+                    return number, start, None
+                more = (live - start) // max(rows, 1)
+                return number + more, start + more * rows, start + (more + 1) * rows
+        raise ValueError(f"row {live} does not exist")
 
     def era(self, live: int) -> tuple[int, int | None, int | None]:
         """(first row, rows of an epoch, first row of the next era) of the era of a live row."""
-        which = self._era_of(live)
-        following = next((era.start for era in self._live_eras[which + 1 :]), None)
-        return self._live_eras[which].start, self._live_eras[which].rows, following
-
-    def _era_of(self, live: int) -> int:
-        for which in reversed(range(len(self._live_eras))):
-            if self._live_eras[which].start <= live:
-                return which
+        following = None
+        for start, rows, _ in reversed(self._live_eras):
+            if start <= live:
+                return start, rows, following
+            following = start
         raise ValueError(f"row {live} does not exist")
 
     def end_of(self, num_epochs: int | None) -> int | None:

@@ -96,7 +96,7 @@ class Cut:
         if self.is_linear or self.epoch_end != "drop":
             return live
         while True:
-            stop = self._border(live)
+            stop = self.epochs.span(live)[2] or NEVER
             if stop - live >= self.rows_per_step or self._is_too_small_for_ever(live):
                 return live
             live = stop
@@ -126,13 +126,10 @@ class Cut:
         return (border - live) // self.rows_per_step
 
     def _border(self, live: int) -> int:
-        """The row at which steps must end that begin at this one: the end of its epoch; NEVER if there is none."""
+        """The row that no step crosses that begins at this one; NEVER if there is none."""
         if self.is_linear:
             return NEVER
-        stop = self.epochs.span(live)[2]
-        if stop is None:
-            return NEVER
-        return stop
+        return self.epochs.span(live)[2] or NEVER
 
     def positions(self, position: int, num_rows: int) -> NDArray[np.int64]:
         """The positions of `num_rows` rows from a position on."""
@@ -148,7 +145,7 @@ class Cut:
             return live + num_steps * self.rows_per_step
         live = self._settle(live)
         while True:
-            stop = self._border(live)
+            stop = self.epochs.span(live)[2] or NEVER
             here = self._steps_in(stop - live)
             if num_steps < here or (not here and self._is_too_small_for_ever(live)):
                 return live + num_steps * self.rows_per_step
@@ -200,7 +197,7 @@ class Cut:
             return (goal - live) // self.rows_per_step
         live, steps = self._settle(live), 0
         while live <= goal:
-            stop = self._border(live)
+            stop = self.epochs.span(live)[2] or NEVER
             if goal < stop:
                 return steps + min((goal - live) // self.rows_per_step, self._steps_in(stop - live))
             steps, live = steps + self._steps_in(stop - live), stop

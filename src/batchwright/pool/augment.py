@@ -152,7 +152,7 @@ def _checked(augmentation: Augmentation, name: str, given: NDArray[Any], seen: N
     """A column that was returned, as an array that the caller may write."""
     if got is seen:
         return given
-    if _type_of(got) != _type_of(given):
+    if not isinstance(got, np.ndarray) or got.shape != given.shape or got.dtype != given.dtype:
         raise SpecError(
             f"augmentation {augmentation.name!r} changed the shape or the dtype of column {name!r}",
             parameter="augmentation",

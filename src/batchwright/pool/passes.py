@@ -79,23 +79,20 @@ class Passes:
         """The positions of this process, one by one, until the end of the epoch."""
         with self._passing(1, is_even=False) as lanes:
             number, drawn, ends = self._pass, self.run.cursor.drawn, self.run.ends(self.plan)
-            ahead = {lane: self._positions_of(number, lane) for lane in lanes}
+            ahead: dict[int, Iterator[dict[str, Any]]] = {lane: iter(()) for lane in lanes}
             most = None
             if len(lanes) > 1:
                 most = 1  # lanes take turns, a position each
             while (lane := next_lane(drawn, ends, lanes)) is not None:
+                before = drawn[lane]
                 for position in islice(ahead[lane], most):
                     if number != self._pass:
                         raise _ended_by_newer()
                     drawn[lane] += 1
                     yield position
-
-    def _positions_of(self, number: int, lane: int) -> Iterator[dict[str, Any]]:
-        while True:
-            columns, count = self._draw(number, lane, _ROWS_AT_ONCE)
-            if not count:
-                return
-            yield from _rows_maker(tuple(columns))(columns.values())
+                if drawn[lane] == before:
+                    columns, _ = self._draw(number, lane, _ROWS_AT_ONCE)
+                    ahead[lane] = iter(_rows_maker(tuple(columns))(columns.values()))
 
     def follow(self, turns: Iterator[tuple[int, int, Any]]) -> Generator[Any, None, bool]:
         """Hand over batches that workers draw, (lane, rows, columns) each; the cursor moves with them.

@@ -1,4 +1,4 @@
-"""Rows of raw files as documents: what is read, its text, or why there is none. For baking and for raw streaming."""
+"""Documents from rows of raw files, each with its text or the reason why it has none. For baking and streaming."""
 
 from __future__ import annotations
 

@@ -15,8 +15,5 @@ def side_of(text: str, fraction: float) -> str:
     >>> side_of("a document", 0.0), side_of("a document", 1.0)
     ('train', 'val')
     """
-    return (
-        "val"
-        if xxhash.xxh3_64_intdigest(text.encode("utf-8", "surrogatepass"), seed=_SALT) < fraction * 2**64
-        else "train"
-    )
+    digest = xxhash.xxh3_64_intdigest(text.encode("utf-8", "surrogatepass"), seed=_SALT)
+    return "val" if digest < fraction * 2**64 else "train"

@@ -1,4 +1,4 @@
-"""The step that turns text into tokens: which tokenizer, which id ends a document, which type holds the ids."""
+"""The recipe step that turns text into tokens, with an id for the end of a document, in the smallest dtype."""
 
 from __future__ import annotations
 

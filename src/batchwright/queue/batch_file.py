@@ -78,7 +78,7 @@ class FileFacts:
 
     @property
     def num_bytes(self) -> int:
-        """Of all fields together, as they lie in the file and in memory."""
+        """The size of all fields together, in the file and in memory."""
         return sum(self._sizes())
 
     @property
@@ -149,7 +149,7 @@ def _decoded(text: bytes) -> tuple[FileFacts, list[int]]:
 
 
 class BatchFileWriter:
-    """Writes batches from the memory they lie in, each field at its own place in the file.
+    """Writes batches straight from their memory, each field at its own place in the file.
 
     with BatchFileWriter(part, facts) as writer:
         for arrays in batches:

@@ -53,7 +53,7 @@ def checked_state(state: Mapping[str, Any], fingerprint: str) -> dict[str, tuple
 
 
 def _place(split: str, place: Any, cut: Any) -> tuple[Position, FileShape | None] | None:
-    """None where it is no place of a split."""
+    """None if it is not a place of a split."""
     if split not in _SPLITS or not isinstance(place, Mapping) or not isinstance(cut, Mapping):
         return None
     sizes = cut.get(split) or ()

@@ -141,7 +141,7 @@ class QueueMember:
                 # Another process that joined just now took the unfinished file for one that a dead process left.
 
     def _join_once(self) -> int:
-        """The file is locked before it has its name: nobody finds it without a holder."""
+        """The file is locked before it has its name: no process finds it without a holder."""
         part = part_name(self.path)
         descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
         try:
@@ -161,7 +161,7 @@ class QueueMember:
         return min(self.facts.lease_seconds / _BEATS_PER_LEASE, _LONGEST_BEAT_SECONDS)
 
     def beat(self) -> None:
-        """Say that this process lives."""
+        """Increment the counter: this process is alive."""
         with self._lock:
             if not self._left.is_set():
                 self._count += 1
@@ -171,7 +171,7 @@ class QueueMember:
                 self._last_beat = now
 
     def say(self, what: str = "", split: str = "", number: int = -1) -> None:
-        """Say what this process is at."""
+        """Write down what this process does now."""
         line = msgspec.json.encode(Activity(what[:200], split, number, time.time())).ljust(_DOING_BYTES)
         with self._lock, contextlib.suppress(OSError):  # for people only: a full disk is not this call's to tell
             if not self._left.is_set():
@@ -183,13 +183,13 @@ class QueueMember:
         return self._was_silent or time.monotonic() - self._last_beat > self.facts.lease_seconds
 
     def come_back(self) -> None:
-        """After a silence, whose consequences were seen to."""
+        """End a silence, after others may have taken the files of this process."""
         self.beat()
         self._was_silent = False
 
     @property
     def is_here(self) -> bool:
-        """Whether others can still see this member, in this process: its folder may be gone, or this be a fork."""
+        """Whether others can still see this member. Its folder may be gone, or this process may be a fork."""
         if self._left.is_set() or self.facts.pid != os.getpid():
             return False
         try:
@@ -226,7 +226,7 @@ class QueueMember:
             os.rename(part, self.path.with_name(self.id + ".died"))
 
     def _forget(self) -> None:
-        """In a forked child: this is the parent's. Its lock must end with the parent, and not live on here."""
+        """In a forked child: the member is the parent's. Its lock must end with the parent, not with this process."""
         self._left.set()
         os.close(self._descriptor)
 
@@ -254,7 +254,7 @@ def _beat(member: weakref.ref[QueueMember], left: threading.Event, seconds: floa
 
 
 def place_of(error: BaseException) -> str:
-    """Where the user's code raised it: the last frame that is not this package's."""
+    """The file and line of the user's code that raised it: the last frame outside of this package."""
     while error.__cause__ is not None:
         error = error.__cause__
     place = ""

@@ -87,7 +87,7 @@ class _Production:
         return num_made
 
     def _report(self, error: Exception) -> None:
-        """Tell the consumers that wait. A provider that was refused tells nobody while others are at work."""
+        """Raise the error in consumers that wait; not if this provider was refused while others are at work."""
         others: list[MemberFacts] = []
         with contextlib.suppress(OSError):  # the error may keep us from looking too
             others = [facts for facts in self.liveness.living("provider") if facts.id != self.member.id]

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from batchwright.base.memory import BlockPool
 from batchwright.queue.batch_file import FileFacts, pooled, read_batches
 
-__all__ = ["Arrays", "FileReader", "FileShape", "LoadedFile", "Position", "joined"]
+__all__ = ["Arrays", "BatchFileReader", "FileShape", "LoadedFile", "Position", "joined"]
 
 Arrays = list[NDArray[Any]]
 """Rows of a batch, an array for each field of the schema."""
@@ -30,7 +30,7 @@ _MOST_SECONDS_TO_FINISH = 60.0
 
 
 class Position(NamedTuple):
-    """A place in the stream of a split: a file, and rows of it that lie before."""
+    """A place in the stream of a split: a file, and the number of its rows before."""
 
     file: int
     row: int
@@ -71,7 +71,7 @@ class _Ahead:
     is_there: SimpleQueue[None] = field(default_factory=SimpleQueue)
 
 
-class FileReader:
+class BatchFileReader:
     """Reads files into memory that is used again when no batch of them is held; the next one in a thread."""
 
     def __init__(self, memory: Callable[[int], NDArray[np.uint8]] | None = None) -> None:
@@ -154,7 +154,7 @@ class FileReader:
         with file:
             try:
                 ahead.found.append(self._read(file.fileno()))
-            except BaseException as error:  # whoever needs the file gets it
+            except BaseException as error:  # raised in the thread that needs the file
                 ahead.found.append(error)
         ahead.is_there.put(None)
 
@@ -177,7 +177,7 @@ def _identity(status: os.stat_result) -> tuple[int, ...]:
 
 
 def joined(pieces: list[Arrays]) -> Arrays:
-    """Rows that lie in several files, as one batch."""
+    """Rows of several files, as one batch."""
     if len(pieces) == 1:
         return pieces[0]
     return [np.concatenate(parts) for parts in zip(*pieces, strict=True)]

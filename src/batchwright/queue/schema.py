@@ -28,7 +28,7 @@ DTYPES: dict[str, np.dtype] = {
         *("float16", "float32", "float64"),
     )
 }
-"""What all frameworks have and a file can hold as it lies in memory."""
+"""The types that all frameworks have, and that a file can hold as in memory."""
 _MOST_DIMENSIONS = 16
 _MOST_BYTES_PER_ROW = 1 << 40
 _EXAMPLE = '{"name": "x", "dtype": "int64", "shape": [256], "role": "input"}'
@@ -42,7 +42,7 @@ class BatchField:
     dtype: np.dtype
     shape: tuple[int, ...]
     role: str | None = None
-    """What the trainer takes it for ("input", "target"). Passed on, never looked at."""
+    """Its use in the trainer ("input", "target"). Passed on unread."""
 
     @property
     def row_bytes(self) -> int:
@@ -188,7 +188,7 @@ def checked(batch: Any, fields: tuple[BatchField, ...], batch_size: int, *, wher
 
 
 def _tensor_to_numpy(value: Any) -> NDArray[Any] | None:
-    """A torch tensor's own memory, or a copy of what lies on a device. None of what NumPy has no type for."""
+    """A torch tensor's own memory, or a copy from its device. None where NumPy has no such type."""
     torch = sys.modules.get("torch")  # asked only if the program has loaded it itself
     if torch is None or not isinstance(value, torch.Tensor):
         return None
@@ -275,7 +275,7 @@ def _array(value: Any, name: str) -> NDArray[Any] | None:
 
 def _arrow_to_numpy(array: Any, name: str) -> NDArray[Any]:
     """[rows, ...] of Arrow's numbers, nested lists of one length, or tensors of a fixed shape."""
-    from batchwright.columns.tables import column_of, to_numpy  # only here: it imports Arrow
+    from batchwright.columns.fixed_shape import column_of, to_numpy  # only here: it imports Arrow
 
     pa = sys.modules["pyarrow"]
     if isinstance(array, pa.ChunkedArray):

@@ -19,7 +19,7 @@ from batchwright.queue.claims import Claim
 from batchwright.queue.file_names import EXTENSION, digits_of, file_in_words
 from batchwright.queue.folder import SplitFolder
 from batchwright.queue.quarantine import quarantine
-from batchwright.queue.reading import Arrays, FileReader, FileShape, LoadedFile, Position
+from batchwright.queue.reading import Arrays, BatchFileReader, FileShape, LoadedFile, Position
 from batchwright.queue.system_errors import purge_command
 from batchwright.queue.waiting import Waiter
 
@@ -50,7 +50,7 @@ class BatchStream(Protocol):
         """Give all files back: rows that are not recorded are there for others."""
 
     def drop(self) -> None:
-        """Close everything, and tell nobody. Others find that the holder of its files is gone."""
+        """Close everything, without giving files back. Others find that their holder is gone."""
 
     def forget_lost_files(self) -> None:
         """After a time in which this process seemed dead: others may have its files."""
@@ -83,7 +83,7 @@ class SplitReader:
         self.folder = folder
         self.waiter = waiter
         self.fingerprint = fingerprint
-        self.reader: FileReader = FileReader(memory)
+        self.reader: BatchFileReader = BatchFileReader(memory)
         self.counts: StreamCounts = StreamCounts()
 
     def load(self, path: Path, number: int | None, claim: Claim | None = None) -> LoadedFile | None:

@@ -33,7 +33,7 @@ def clear_errors(queue: Path) -> Iterator[None]:
 
 
 def _in_words(error: OSError, queue: Path) -> BatchwrightError | None:
-    """None where the error is no matter of the queue."""
+    """None if the error has nothing to do with the queue."""
     if is_out_of_space(error):
         return OutOfSpaceError(
             f"no space left for the queue: {error.strerror}",

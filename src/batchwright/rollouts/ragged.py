@@ -9,7 +9,7 @@ from __future__ import annotations
 import array
 import struct
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import methodcaller
 from typing import Any, NamedTuple
 
@@ -117,9 +117,9 @@ def joined(column: Any, kind: str) -> Ragged:
     if kinds <= {list, tuple}:
         lengths = np.fromiter(map(len, column), np.int64, len(column))
         return Ragged(_packed(column, kind), lengths)
-    if len(kinds) == 1 and is_tensor(column[0]):
-        found = _of_tensors(column)
-        if found is not None and found.flat.dtype.kind in _KINDS[kind]:
+    if len(kinds) == 1:
+        found = _joined_at_once(column)
+        if found is not None and found.flat.ndim == 1 and found.flat.dtype.kind in _KINDS[kind]:
             return found
     arrays = [_array_of(value, kind, number) for number, value in enumerate(column)]
     flat = concatenated(arrays, np.int64 if kind in ("ids", "flags") else np.float64)
@@ -147,15 +147,19 @@ def _first_unfit(column: Sequence[Any], kind: str) -> BadValue:
     raise AssertionError("every number fits by itself")
 
 
-def _of_tensors(column: Sequence[Any]) -> Ragged | None:
-    """Tensors of torch, joined by torch itself; None if they do not go together: one by one says why."""
+def _joined_at_once(column: Sequence[Any]) -> Ragged | None:
+    """Arrays or tensors of torch end to end; None if they do not go together: one by one says why."""
+    size: Callable[[Any], int] = len
     try:
-        flat = sys.modules["torch"].cat(column)
-    except (RuntimeError, TypeError):  # of several devices, types or shapes
+        if is_tensor(column[0]):
+            flat, size = _numpy_of(sys.modules["torch"].cat(column)), methodcaller("numel")
+        elif type(column[0]) is np.ndarray:
+            flat = np.concatenate(column)
+        else:
+            return None
+        return Ragged(flat, np.fromiter(map(size, column), np.int64, len(column)))
+    except (RuntimeError, TypeError, ValueError):  # of several devices, types or shapes
         return None
-    if flat.ndim != 1:
-        return None
-    return Ragged(_numpy_of(flat), np.fromiter(map(methodcaller("numel"), column), np.int64, len(column)))
 
 
 def _numpy_of(tensor: Any) -> NDArray[Any]:

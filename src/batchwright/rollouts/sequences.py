@@ -270,18 +270,19 @@ def _turns_as_they_are(rows: Sequence[Any], encoder: Encoder) -> tuple[Ragged, N
     owners: list[int] = []
     contents: list[Any] = []
     trained: list[bool] = []
+    texts: list[int] = []
+    lists: list[int] = []
     for number, turns in enumerate(rows):
         for place, turn in enumerate(turns):
-            content = turn.get("token_ids")
+            content, of_kind = turn.get("token_ids"), lists
             if content is None:
-                content = turn.get("content")
+                content, of_kind = turn.get("content"), texts
                 if not isinstance(content, str):
                     raise _without_content(content, number, place)
+            of_kind.append(len(owners))
             owners.append(number)
             contents.append(content)
             trained.append(_is_trained(turn, number, place))
-    texts = [n for n, content in enumerate(contents) if isinstance(content, str)]
-    lists = [n for n, content in enumerate(contents) if not isinstance(content, str)]
     parts: list[Ragged] = []
     for numbers, encode in ((texts, encoder.texts), (lists, lambda some: joined(some, "ids"))):
         try:

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from batchwright.base.words import first_line
 from batchwright.columns.arrow_files import open_parquet
-from batchwright.sources.arrow_rows import count_only, faults_in_names, needed_names, rows_of
+from batchwright.sources.arrow_rows import count_only, faults_in_names, has_map, needed_names, rows_of
 from batchwright.sources.formats import Malformed, Row
 
 __all__ = ["read_parquet"]
@@ -125,7 +125,8 @@ def _needed_leaves(file: Any, columns: Sequence[str] | None) -> list[str] | None
         if field.name in names:
             mine = [leaf for leaf in leaves if f"{leaf}.".startswith(f"{field.name}.")]
             paths = [path for path in longest if f"{path}.".startswith(f"{field.name}.")]
-            needed += _leaves_on_paths(mine, paths, is_whole=_has_map(field.type))
+            # Keys and values of maps can only be read together.
+            needed += _leaves_on_paths(mine, paths, is_whole=has_map(field.type))
     return needed
 
 
@@ -150,8 +151,3 @@ def _leaves_on_paths(leaves: list[str], paths: list[str], *, is_whole: bool) -> 
 def _is_subsequence(keys: list[str], parts: list[str]) -> bool:
     rest = iter(parts)
     return all(key in rest for key in keys)
-
-
-def _has_map(kind: Any) -> bool:
-    """Whether a type has a map inside, whose keys and values can only be read together."""
-    return bool(pa.types.is_map(kind)) or any(_has_map(kind.field(n).type) for n in range(kind.num_fields))

@@ -1,11 +1,11 @@
-"""The way out: write the documents of a store in formats of other tools, a few million tokens at a time."""
+"""Export of a store's documents to formats of other tools, about a million tokens at a time."""
 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import struct
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from batchwright.base.checks import local_path, one_of
 from batchwright.base.errors import SpecError
 from batchwright.base.files import out_of_space_at, part_name, publish
-from batchwright.base.progress import Progress, progress
+from batchwright.base.progress import Progress, progress, say
+from batchwright.base.words import counted
 from batchwright.store.layout import is_store
 from batchwright.store.reader import Store, open_store
 from batchwright.store.stream import TokenStream
@@ -52,12 +53,12 @@ def export(
     export("corpus.store", "out", to="parquet")    a row for each document: source, split, file, row, tokens, text
     export("corpus.store", "out", to="jsonl")      the same, a line for each
 
-    Of conversations, rows also have `spans`: which tokens are whose, of which turn, and what part of it. The other
-    formats have no place for that, and a warning says so.
+    Rows of conversations also have `spans`: the speaker, turn and part of each token. The other formats have no place
+    for spans, and a warning says so.
 
-    Files appear whole or not at all, after all of them were written; one that is there already is an error, unless
-    `force`. `source` and `split` choose a part of the store. `show_progress=False`: say nothing. Memory holds about a
-    million tokens, or the longest document where formats have rows.
+    Files get their names after all of them were written. An existing file is an error, unless `force`. `source` and
+    `split` choose a part of the store. `show_progress=False` is quiet. Memory holds about a million tokens, or the
+    longest document for formats with rows.
     """
     one_of(FORMATS, to=to)
     opened = store if isinstance(store, Store) else open_store(store)
@@ -71,23 +72,22 @@ def export(
             *(opened.path, to),
         )
     planned = [[folder / f"{s.name}-{s.split}{suffix}" for suffix in kind.suffixes] for s in streams]
-    _refuse_existing([file for files in planned for file in files], folder, force)
+    written = [file for files in planned for file in files]
+    _refuse_existing(written, folder, force)
     total = sum(s.num_tokens * s.dtype.itemsize for s in streams)
     bar = progress(f"exporting {opened.path}", total, show=show_progress)
     with out_of_space_at(folder, then="export again: nothing was left behind"), bar as done:
         folder.mkdir(parents=True, exist_ok=True)
         _write(opened, streams, planned, kind, done)
-    written = [file for files in planned for file in files]
-    if show_progress:
-        tokens, files = sum(s.num_tokens for s in streams), f"{len(written)} file{'s' if len(written) != 1 else ''}"
-        print(f"{folder}: {tokens:,} tokens in {files} for {to}", file=sys.stderr, flush=True)
+    num_tokens = sum(s.num_tokens for s in streams)
+    say(f"{folder}: {num_tokens:,} tokens in {counted(len(written), 'file')} for {to}", show=show_progress)
     return written
 
 
 def _streams(store: Store, source: str | None, split: str | None) -> list[TokenStream]:
-    """The streams that were asked for; those without a document are left out."""
+    """The streams to export: those with documents."""
     if source is not None and source not in store.names:
-        store.stream(source, split or store.splits[0])  # says which names there are
+        store.stream(source, split or store.splits[0])  # raises, with the names
     if split is not None and split not in store.splits:
         one_of(store.splits, split=split)
     chosen = [
@@ -96,9 +96,8 @@ def _streams(store: Store, source: str | None, split: str | None) -> list[TokenS
         if source in (None, info.source) and split in (None, info.split) and info.num_documents
     ]
     if not chosen:
-        raise SpecError(
-            f"there are no documents to export in {store.path}", source=source, split=split, remedy="others"
-        )
+        what = f"there are no documents to export in {store.path}"
+        raise SpecError(what, source=source, split=split, remedy="others")
     return chosen
 
 
@@ -109,24 +108,23 @@ def _refuse_existing(files: list[Path], folder: Path, force: bool) -> None:
         raise SpecError(f"{folder} is a store, and is left as it is", parameter="path", remedy="a folder of its own")
     there = next((file for file in files if file.exists()), None)
     if there is not None and not force:
-        raise SpecError(
-            f"{there} exists, and is left as it is", file=there, remedy="another folder, or force=True (--force)"
-        )
+        remedy = "another folder, or force=True (--force)"
+        raise SpecError(f"{there} exists, and is left as it is", file=there, remedy=remedy)
 
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """One format: which files a stream becomes, and what writes them."""
+    """One format: the files of a stream, and the function that writes them."""
 
     suffixes: tuple[str, ...]
     """The file that makes the others readable comes last."""
     write: Callable[[Store, TokenStream, Sequence[BinaryIO], Progress], None]
     has_spans: bool = False
-    """Whether it has a place for what the tokens of conversations are."""
+    """Whether it stores the spans of conversations."""
 
 
 def _write(store: Store, streams: list[TokenStream], planned: list[list[Path]], kind: _Kind, done: Progress) -> None:
-    """All files under temporary names; then, when nothing can fail any more, all under their own."""
+    """Write all files under temporary names, then rename them all."""
     parts = {file: part_name(file) for files in planned for file in files}
     try:
         for stream, files in zip(streams, planned, strict=True):
@@ -144,18 +142,18 @@ def _write(store: Store, streams: list[TokenStream], planned: list[list[Path]], 
 
 
 def _tokens(stream: TokenStream, done: Progress) -> Iterator[NDArray[Any]]:
-    """All tokens of a stream, in order, a few at a time, where they are mapped."""
+    """All tokens of a stream, in order, in mapped pieces."""
     for number in range(len(stream.shard_tokens)):
         tokens, base = stream.shard(number).tokens, int(stream.token_starts[number])
         for first in range(0, len(tokens), _TOKENS_AT_ONCE):
             some = tokens[first : first + _TOKENS_AT_ONCE]
             yield some
             done.advance(some.nbytes)
-            stream.unmap(base + first, base + first + len(some))  # else the whole store would stay in memory
+            stream.unmap(base + first, base + first + len(some))  # or the whole store would stay in memory
 
 
 def _borders(stream: TokenStream) -> Iterator[NDArray[np.int64]]:
-    """Where documents begin (all but the first), and where the last one ends; in tokens of the stream."""
+    """The end of each document, in tokens of the stream, some at a time."""
     for number in range(len(stream.shard_tokens)):
         offsets, base = stream.shard(number).offsets, int(stream.token_starts[number])
         for first in range(1, len(offsets), _DOCUMENTS_AT_ONCE):
@@ -215,24 +213,20 @@ def _npy_header(file: BinaryIO, dtype: np.dtype[Any], length: int) -> None:
 
 def _rows(store: Store, stream: TokenStream, done: Progress) -> Iterator[list[dict[str, Any]]]:
     """Documents as rows, some at a time. The text is without the id that ends the document."""
-    eos = None if stream.has_spans else store.manifest.tokenizer["eos"]  # what a template writes belongs to the text
+    eos = store.manifest.tokenizer["eos"]
+    if stream.has_spans:
+        eos = None  # the end of a turn is part of the text that the template wrote
     rows: list[dict[str, Any]] = []
     waiting = 0
     for number in range(stream.num_documents):
         document = stream.document(number)
         tokens = document.tokens
-        words = tokens[:-1] if len(tokens) and eos is not None and int(tokens[-1]) == eos else tokens
-        rows.append(
-            {
-                "source": document.source,
-                "split": document.split,
-                "file": document.file,
-                "row": document.row,
-                "tokens": tokens,
-                "text": store.decode(words),
-                **({"spans": _spans(stream, number)} if stream.has_spans else {}),
-            }
-        )
+        has_eos = len(tokens) > 0 and tokens[-1] == eos
+        row = {name: getattr(document, name) for name in ("source", "split", "file", "row", "tokens")}
+        row["text"] = store.decode(tokens[:-1] if has_eos else tokens)
+        if stream.has_spans:
+            row["spans"] = _spans(stream, number)
+        rows.append(row)
         waiting += len(tokens)
         if waiting >= _TOKENS_AT_ONCE or len(rows) >= _DOCUMENTS_AT_ONCE:
             yield rows
@@ -247,28 +241,17 @@ _PARTS = ("template", "text", "end")
 
 
 def _spans(stream: TokenStream, document: int) -> list[dict[str, Any]]:
-    """What the tokens of a conversation are: spans that follow each other, each up to token `stop`."""
+    """The spans of a conversation: consecutive, each up to token `stop`."""
     from batchwright.prepare.chat.spans import ROLES
 
-    shard = int(np.searchsorted(stream.document_starts, document, side="right")) - 1
-    of_shard = stream.shard(shard).spans
-    assert of_shard is not None
-    starts, fields = of_shard
-    local = document - int(stream.document_starts[shard])
-    found = {name: values[starts[local] : starts[local + 1]].tolist() for name, values in fields.items()}
-    return [
-        {
-            "stop": stop,
-            "role": ROLES[role],
-            "turn": turn,
-            "part": _PARTS[part],
-            "side": side,
-            "weight": None if weight != weight else weight,  # the message asked for nothing
-        }
-        for stop, role, turn, part, side, weight in zip(
-            *(found[name] for name in ("stop", "role", "turn", "part", "side", "weight")), strict=True
-        )
-    ]
+    fields = stream.spans_of(document)
+    names = ("stop", "role", "turn", "part", "side", "weight")
+    spans = [dict(zip(names, values, strict=True)) for values in zip(*(fields[n].tolist() for n in names), strict=True)]
+    for span in spans:
+        span["role"], span["part"] = ROLES[span["role"]], _PARTS[span["part"]]
+        if math.isnan(span["weight"]):  # the message asked for nothing
+            span["weight"] = None
+    return spans
 
 
 def _write_parquet(store: Store, stream: TokenStream, files: Sequence[BinaryIO], done: Progress) -> None:

@@ -1,4 +1,4 @@
-"""Where things lie in a store's folder, and what its manifest says.
+"""The layout of a store's folder: its pointer, its versions, and the manifest of a version.
 
 corpus.store/
   batchwright.json              the pointer: which version is current; null until the first bake is complete
@@ -6,26 +6,27 @@ corpus.store/
     manifest.json            written last: its existence means that the version is complete
     shards.arrow             one row per shard: file, source, split, documents, tokens, bytes, hashes
     files.arrow              one row per raw file: path, size, time, content hash
-    units.arrow              one row per unit of work: what went in, and where its documents lie; for the next bake
+    units.arrow              one row per unit of work: its inputs, and the place of its documents; for the next bake
     texts.arrow              one row per document: the hash of its text, sorted; for bakes of other recipes
-    inputs.json              what the version was baked from: tells at once that it is up to date
+    inputs.json              a key of the inputs: shows without reading them that the version is up to date
     tokenizer.json           enough to decode (and for most tokenizers to encode) without the original
     <source>-<split>-00000.arrow
-  plans/<fingerprint>.json   what runs over this store were
-  rows/<fingerprint>.arrow   how documents were packed into rows, for one length of row and one way; made again if gone
+  plans/<fingerprint>.json   the plans of runs over this store
+  rows/<fingerprint>.arrow   an index of packed rows, for one row length and policy; rebuilt when missing
   work/                      units of an unfinished bake
   .lock                      held by the process that bakes
 
-Of a store that adopted tokens, <source>-<split>-00000.arrow has only the borders of documents: its lists are of nulls,
-and the tokens lie in the user's file that shards.arrow (data_file, data_offset) and files.arrow (path, beside) name.
-Only a manifest that says `adopted` may point outside of the store's folder.
+In a store of adopted tokens, <source>-<split>-00000.arrow holds only the borders of documents: its lists are of nulls.
+The tokens are in the user's file that shards.arrow (data_file, data_offset) and files.arrow (path, beside) name.
+Only a manifest with `adopted` set may point outside the store's folder.
 
-The pointer and the manifest carry a checksum of what they say: no damage to them can change what is trained on.
+The pointer and the manifest carry a checksum of their content: damage to them cannot change what is trained on.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,8 +36,8 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from batchwright.base.errors import StoreError
-from batchwright.base.files import inside, write_whole
+from batchwright.base.errors import SpecError, StoreError
+from batchwright.base.files import inside, is_part, write_whole
 from batchwright.base.fingerprint import fingerprint
 
 __all__ = [
@@ -45,12 +46,14 @@ __all__ = [
     "Manifest",
     "Shard",
     "StreamInfo",
+    "check_source_name",
     "content_digest",
     "current_version",
     "is_adopted",
     "is_store",
     "mark_as_store",
     "point_to",
+    "refuse_other_folders",
     "sealed",
     "stream_fingerprint",
     "version_folder",
@@ -59,11 +62,11 @@ __all__ = [
 POINTER = "batchwright.json"
 STORE_FORMAT = 1
 ADOPTED_FORMAT = 2
-"""Of manifests that point to the user's own files: a release that does not know them refuses the format by name."""
+"""The format of manifests that point to the user's own files: releases without them refuse it by number."""
 REBAKE = "bake again, or copy the store again from where it came"
-"""What to do about a store that is damaged."""
+"""The remedy for a damaged store."""
 REPAIR_ADOPTED = "`batchwright adopt` the same files again: the same bytes give the same plan"
-"""What to do about a store of adopted tokens that is damaged."""
+"""The remedy for a damaged store of adopted tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +81,7 @@ class Shard:
     num_bytes: int
     file_hash: str
     content_hash: str
-    """Of tokens and document borders alone, so that it does not depend on where the raw files lay."""
+    """Of tokens and document borders alone: the location of the raw files does not count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +95,11 @@ class StreamInfo:
     num_shards: int
     fingerprint: str
     dtype: str = ""
-    """Of its tokens, where sources of a store differ; otherwise empty, and the manifest says it for all."""
+    """Of its tokens, in a store whose sources differ; otherwise empty, and the manifest has it."""
 
 
 def content_digest(tokens: NDArray[Any], offsets: NDArray[np.int32], *spans: NDArray[Any]) -> str:
-    """Names the content of a shard: its tokens, where its documents begin and end, and what their spans are."""
+    """The identity of a shard's content: tokens, borders of documents, and spans."""
     digest = xxhash.xxh3_128()
     for array in (tokens, offsets, *spans):
         digest.update(np.ascontiguousarray(array).view(np.uint8).data)
@@ -104,13 +107,13 @@ def content_digest(tokens: NDArray[Any], offsets: NDArray[np.int32], *spans: NDA
 
 
 def stream_fingerprint(dtype: str, shards: list[list[Any]]) -> str:
-    """Names the content of a stream, from [documents, tokens, content hash] of its shards."""
+    """The identity of a stream's content, from [documents, tokens, content hash] of its shards."""
     return fingerprint([dtype, shards])[:16]
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """Small and JSON; the long tables lie beside it in Arrow."""
+    """The content of a version, as JSON. Its long tables are Arrow files beside it."""
 
     version: str
     streams: list[StreamInfo]
@@ -123,25 +126,24 @@ class Manifest:
     units_hash: str
     tokenizer_hash: str
     texts_hash: str = ""
-    """Empty where there is no such table: stores of earlier releases, and adopted ones."""
+    """Empty without such a table: stores of earlier releases, and adopted ones."""
     format: int = STORE_FORMAT
     made_by: str = field(default="batchwright")
     adopted: bool = False
-    """Whether the tokens lie in files of the user's own, outside of the store."""
+    """Whether the tokens are in the user's own files, outside the store."""
 
     @property
     def fingerprint(self) -> str:
-        """Names the content: tokenizer and all streams."""
-        return fingerprint([self.tokenizer["fingerprint"], [[s.source, s.split, s.fingerprint] for s in self.streams]])[
-            :16
-        ]
+        """The identity of the content: tokenizer and all streams."""
+        streams = [[stream.source, stream.split, stream.fingerprint] for stream in self.streams]
+        return fingerprint([self.tokenizer["fingerprint"], streams])[:16]
 
     def dtype_of(self, stream: StreamInfo) -> str:
         return stream.dtype or self.token_dtype
 
     @property
     def repair(self) -> str:
-        """What to do about damage."""
+        """The remedy for damage."""
         return REPAIR_ADOPTED if self.adopted else REBAKE
 
     def save(self, folder: Path) -> None:
@@ -153,24 +155,17 @@ class Manifest:
         try:
             manifest = msgspec.convert(_unsealed(path.read_bytes()), cls)
         except (FileNotFoundError, NotADirectoryError):
-            raise StoreError(
-                f"no complete store version at {folder}",
-                folder=folder,
-                remedy="run the bake again: it continues what is there",
-            ) from None
+            remedy = "run the bake again: it continues where it stopped"
+            raise StoreError(f"no complete store version at {folder}", folder=folder, remedy=remedy) from None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise StoreError("the manifest is damaged", file=path, reason=error, remedy=REBAKE) from None
         if manifest.format != (ADOPTED_FORMAT if manifest.adopted else STORE_FORMAT):
-            raise StoreError(
-                f"this store has format {manifest.format}; this batchwright reads format {STORE_FORMAT}",
-                file=path,
-                remedy="a batchwright release that knows this format",
-            )
+            raise _unknown_format(path, manifest.format)
         return manifest
 
 
 def sealed(content: dict[str, Any]) -> bytes:
-    """A small file as JSON, with a checksum of what it says."""
+    """A small file as JSON, with a checksum of its content."""
     content = msgspec.to_builtins(content)
     return msgspec.json.format(msgspec.json.encode({**content, "checksum": fingerprint(content)}), indent=1)
 
@@ -182,72 +177,107 @@ def _unsealed(data: bytes) -> dict[str, Any]:
     return content
 
 
+def _unknown_format(path: Path, found: int) -> StoreError:
+    return StoreError(
+        f"this store has format {found}; this batchwright reads format {STORE_FORMAT}",
+        file=path,
+        remedy="a batchwright release that knows this format",
+    )
+
+
+class _Pointer(msgspec.Struct, omit_defaults=True):
+    batchwright_store: int
+    current: str | None
+    adopted: bool = False
+
+
+def _read_pointer(folder: Path) -> _Pointer:
+    return msgspec.convert(_unsealed((folder / POINTER).read_bytes()), _Pointer)
+
+
 def is_store(folder: Path) -> bool:
     return (folder / POINTER).is_file()
 
 
 def is_adopted(folder: Path) -> bool:
-    """Whether a folder is a store of adopted tokens (also one that is not complete yet): bakes stay out of it."""
+    """Whether a folder is a store of adopted tokens, complete or not. Bakes do not write into it."""
     try:
-        return bool(_unsealed((folder / POINTER).read_bytes()).get("adopted"))
+        return _read_pointer(folder).adopted
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         return False
 
 
+def refuse_other_folders(to: Path, *, adopted: bool) -> None:
+    """Refuse to make a store in a folder that holds something else, or a store of the other kind."""
+    remedy = "a new folder, such as to='corpus.store'"
+    if to.exists() and not to.is_dir():
+        raise SpecError(f"{to} is a file", parameter="to", remedy=remedy)
+    has_files = to.is_dir() and any(path.name != ".lock" and not is_part(path.name) for path in to.iterdir())
+    # Asked second: another process may be making this store now, and it writes the pointer before anything else.
+    if has_files and not is_store(to):
+        raise SpecError(f"{to} is a folder that is not a store, and is left as it is", parameter="to", remedy=remedy)
+    if is_store(to) and is_adopted(to) is not adopted:
+        kind = "a store that was baked" if adopted else "a store of adopted tokens"
+        raise SpecError(f"{to} is {kind}, and is left as it is", parameter="to", remedy="a folder of its own")
+
+
+def check_source_name(name: Any, taken: Collection[str] = (), *, called: str = "a source") -> str:
+    """A name that can be part of a file's name on every system. Raises for any other, and for one that is `taken`."""
+    if not isinstance(name, str):
+        why = "a name is text"
+    elif not name:
+        why = "it is empty"
+    elif len(name.encode("utf-8", "replace")) > 100:
+        why = "it is longer than 100 bytes"
+    elif name.startswith("."):
+        why = "it begins with '.'"
+    elif "/" in name or not name.isprintable():
+        why = "it holds '/' or a character that cannot be printed"
+    elif name.casefold() in map(str.casefold, taken):  # some file systems do not distinguish capitals
+        why = "that name is taken"
+    else:
+        return name
+    remedy = "a short name of its own, such as 'web'"
+    raise SpecError(f"{called} cannot be named {name!r}: {why}", parameter="name", remedy=remedy)
+
+
 def mark_as_store(folder: Path, *, adopted: bool = False) -> None:
-    """Make an (empty or new) folder a store that is not complete yet."""
+    """Make a new or empty folder a store without a complete version."""
     folder.mkdir(parents=True, exist_ok=True)
     if not is_store(folder):
-        write_whole(folder / POINTER, _pointer(None, adopted))
+        point_to(folder, None, adopted=adopted)
 
 
-def point_to(folder: Path, version: str, *, adopted: bool = False) -> None:
+def point_to(folder: Path, version: str | None, *, adopted: bool = False) -> None:
     """Make a complete version the current one. The last act of a bake."""
-    write_whole(folder / POINTER, _pointer(version, adopted))
-
-
-def _pointer(version: str | None, adopted: bool) -> bytes:
-    pointer = {"batchwright_store": STORE_FORMAT, "current": version}
-    return sealed(pointer | {"adopted": True} if adopted else pointer)
+    write_whole(folder / POINTER, sealed(msgspec.to_builtins(_Pointer(STORE_FORMAT, version, adopted))))
 
 
 def current_version(folder: Path) -> str | None:
     """The current version's id; None for a store whose first bake is not complete."""
     path = folder / POINTER
     try:
-        pointer = _unsealed(path.read_bytes())
-        store_format, version = pointer["batchwright_store"], pointer["current"]
+        pointer = _read_pointer(folder)
     except FileNotFoundError:
-        if not folder.exists():
-            raise StoreError(
-                f"no store at {folder}", folder=folder, remedy="bw.bake(recipe, to=...) makes one"
-            ) from None
-        is_buffer = (folder / "batchwright-buffer.json").exists()
-        raise StoreError(
-            f"{folder} is not a store: it has no {POINTER}",
-            folder=folder,
-            remedy="it is a buffer: bw.DatasetBuffer(path=...), `batchwright info` and `batchwright look` open it"
-            if is_buffer
-            else "if it holds raw files: tokenizer= for a loader, or `batchwright bake FOLDER --to NAME.store`",
-        ) from None
+        raise _not_a_store(folder) from None
     except (NotADirectoryError, PermissionError) as error:
-        raise StoreError(
-            f"{folder} is not a store: {os.strerror(error.errno or 0)}", folder=folder, remedy="a store's folder"
-        ) from None
-    except (msgspec.DecodeError, UnicodeDecodeError, KeyError):
-        raise StoreError("the store's pointer is damaged", file=path, remedy=_NEW_FOLDER) from None
-    if store_format != STORE_FORMAT:
-        raise StoreError(
-            f"this store has format {store_format}; this batchwright reads format {STORE_FORMAT}",
-            file=path,
-            remedy="a batchwright release that knows this format",
-        )
-    if version is not None and not isinstance(version, str):
-        raise StoreError("the store's pointer is damaged", file=path, remedy=_NEW_FOLDER)
-    return version
+        what = f"{folder} is not a store: {os.strerror(error.errno or 0)}"
+        raise StoreError(what, folder=folder, remedy="a store's folder") from None
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        remedy = "bake to a new folder, or copy the store again from where it came"
+        raise StoreError("the store's pointer is damaged", file=path, remedy=remedy) from None
+    if pointer.batchwright_store != STORE_FORMAT:
+        raise _unknown_format(path, pointer.batchwright_store)
+    return pointer.current
 
 
-_NEW_FOLDER = "bake to a new folder, or copy the store again from where it came"
+def _not_a_store(folder: Path) -> StoreError:
+    if not folder.exists():
+        return StoreError(f"no store at {folder}", folder=folder, remedy="bw.bake(recipe, to=...) makes one")
+    remedy = "if it holds raw files: tokenizer= for a loader, or `batchwright bake FOLDER --to NAME.store`"
+    if (folder / "batchwright-buffer.json").exists():
+        remedy = "it is a buffer: bw.DatasetBuffer(path=...), `batchwright info` and `batchwright look` open it"
+    return StoreError(f"{folder} is not a store: it has no {POINTER}", folder=folder, remedy=remedy)
 
 
 def version_folder(folder: Path, version: str) -> Path:

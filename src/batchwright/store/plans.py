@@ -1,7 +1,8 @@
-"""Plans kept with their store: written when a loader opens, found again by fingerprint, file, state or loader."""
+"""Plans kept with a store: saved when a loader opens, found by fingerprint, file, state or loader."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from collections.abc import Iterator, Mapping
@@ -34,9 +35,11 @@ def keep_plan(store: Path, plan: Plan) -> None:
 
 
 def with_places(plan: Plan, streams: Mapping[str, TokenStream]) -> Plan:
-    """A plan that says where its sources were found, if that is not one store."""
+    """The plan with the paths of its stores, if there are several."""
     paths = {source.name: str(streams[source.name].store.path.absolute()) for source in plan.all_sources}
-    return replace(plan, places=tuple(paths.items())) if len(set(paths.values())) > 1 else plan
+    if len(set(paths.values())) == 1:
+        return plan
+    return replace(plan, places=tuple(paths.items()))
 
 
 def list_plans(store: Path) -> list[Plan]:
@@ -46,35 +49,38 @@ def list_plans(store: Path) -> list[Plan]:
 
 
 def find_plan(where: Any, plan: Any, *, batch_size: int | None = None) -> Plan:
-    """The plan that somebody means by a plan, loader, state, fingerprint (or its beginning) or file.
+    """The plan meant by a plan, loader, state, fingerprint (or its beginning) or file.
 
     `where` is a store or its path, or several: a plan is kept with every store that it uses.
     """
-    roots = [_root(store) for store in _listed(where)]
-    found = _find(roots, with_state_read(plan))
-    return found if batch_size is None else found.cut_as([[0, 0, batch_size]])
+    found = _find([_root(store) for store in _stores(where)], with_state_read(plan))
+    if batch_size is None:
+        return found
+    return found.cut_as([[0, 0, batch_size]])
 
 
 def _find(stores: list[Path], plan: Any) -> Plan:
-    if isinstance(plan, Plan):
-        return plan
-    if isinstance(getattr(plan, "plan", None), Plan):
-        return plan.plan  # type: ignore[no-any-return]
-    if isinstance(plan, Mapping):
-        if "plan" not in plan or "steps" not in plan:
+    match plan:
+        case Plan():
+            return plan
+        case {"plan": name, "steps": steps}:
+            return _find(stores, name).cut_as(steps)
+        case Mapping():
             raise PlanError("this is not a loader's state", remedy="what state_dict() returned")
-        return _find(stores, plan["plan"]).cut_as(plan["steps"])
-    if _is_name(plan):
-        return Plan.load(_kept_files(stores, plan)[0])
-    if isinstance(plan, str | os.PathLike):
-        return Plan.load(plan)
+        case str() | os.PathLike():
+            if _is_name(plan):
+                plan = _kept_files(stores, str(plan))[0]
+            return Plan.load(plan)
+    of_loader = getattr(plan, "plan", None)
+    if isinstance(of_loader, Plan):
+        return of_loader
     raise PlanError(
         f"a {type(plan).__name__} is not a plan", remedy="a plan, its fingerprint or file, a state, or a loader"
     )
 
 
 def with_state_read(plan: Any) -> Any:
-    """A state's file as the state; whatever else means a plan as it is."""
+    """The state in a state's file; anything else unchanged."""
     if _is_name(plan) or not isinstance(plan, str | os.PathLike):
         return plan
     return state_in(plan) or plan
@@ -85,10 +91,10 @@ def _is_name(plan: Any) -> bool:
 
 
 def forget_plan(store: str | os.PathLike[str] | Store, plan: Any) -> list[Path]:
-    """Remove a plan that is kept for a store, so that garbage collection may remove the versions that it needs.
+    """Remove a kept plan of a store, so that garbage collection may remove the versions that it needs.
 
-    `plan` is what `find_plan` takes; of a damaged one, its fingerprint or its beginning. Runs of the plan cannot resume
-    once a version is gone. Returns the files that were removed.
+    `plan` is what `find_plan` takes; for a damaged plan, its fingerprint or the beginning of it. Runs of the plan
+    cannot resume once a version is gone. Returns the files that were removed.
     """
     root = _root(store)
     name = plan if _is_name(plan) else find_plan(root, plan).fingerprint
@@ -105,35 +111,32 @@ def forget_plan(store: str | os.PathLike[str] | Store, plan: Any) -> list[Path]:
 
 
 def _kept_files(stores: list[Path], beginning: str) -> list[Path]:
-    """The files of the one kept plan whose fingerprint begins so: beside the stores first."""
+    """The files of the one kept plan whose fingerprint has this beginning: beside the stores first."""
     files = kept_plans(*stores, beginning=beginning)
     names = list(dict.fromkeys(file.stem for file in files))
     if len(names) > 1:
         raise PlanError(f"several plans begin with {beginning}", plans=", ".join(names), remedy="more digits")
     if not files:
         known = ", ".join(dict.fromkeys(file.stem for file in kept_plans(*stores))) or "none"
-        where = ", ".join(map(str, stores))
-        raise PlanError(
-            f"no plan {beginning} is kept with {where}", plans=known, remedy="one of these, or the plan's file"
-        )
+        what = f"no plan {beginning} is kept with {', '.join(map(str, stores))}"
+        raise PlanError(what, plans=known, remedy="one of these, or the plan's file")
     return files
 
 
 def streams_for_plan(where: Any, plan: Plan) -> dict[str, TokenStream]:
-    """The token streams that have the content of a plan's sources, by the names that the plan gives them.
+    """The token streams with the content of a plan's sources, by the plan's names for them.
 
-    `where` is a store, its path, several of them, or a mapping to them. Older versions of these are looked through too,
-    and then the stores in which the plan's run found its sources.
+    `where` is a store, its path, several of them, or a mapping to them. Older versions of these stores are searched
+    too, and then the stores in which the plan's run found its sources.
     """
-    given = _listed(where)
+    given = _stores(where)
     found: dict[str, TokenStream] = {}
+    missing = list(plan.all_sources)
     for store in _candidates(given, [Path(path) for _, path in plan.places]):
-        for source in plan.all_sources:
-            if source.name not in found and (stream := _with_content(store, source)) is not None:
-                found[source.name] = stream
-        if len(found) == len(plan.all_sources):
+        found |= {source.name: stream for source in missing if (stream := _with_content(store, source)) is not None}
+        missing = [source for source in missing if source.name not in found]
+        if not missing:
             return found
-    missing = [source for source in plan.all_sources if source.name not in found]
     roots = ", ".join(str(_root(store)) for store in given)
     raise PlanError(
         f"no version of {roots} has the content of plan {plan.fingerprint}",
@@ -142,32 +145,33 @@ def streams_for_plan(where: Any, plan: Plan) -> dict[str, TokenStream]:
     )
 
 
-def _listed(where: Any) -> list[str | os.PathLike[str] | Store]:
+def _stores(where: Any) -> list[str | os.PathLike[str] | Store]:
     if isinstance(where, Mapping):
         return list(where.values())
-    return [where] if isinstance(where, str | os.PathLike | Store) else list(where)
+    if isinstance(where, str | os.PathLike | Store):
+        return [where]
+    return list(where)
 
 
 def _candidates(given: list[str | os.PathLike[str] | Store], places: list[Path]) -> Iterator[Store]:
-    """Stores that may have it: those that are given, their older versions, then those of the plan's run."""
+    """The stores given, their older versions, then the stores of the plan's run."""
     yield from (store if isinstance(store, Store) else Store(_root(store)) for store in given)
     for root in dict.fromkeys([*map(_root, given), *places]):
         for version in list_versions(root):
-            try:
+            with contextlib.suppress(StoreError):  # damaged, or removed since: another may have the content
                 yield Store(root, version=version)
-            except StoreError:  # damaged, or removed since: another may have the content
-                continue
 
 
 def _with_content(store: Store, source: PlanSource) -> TokenStream | None:
-    """The stream that has a source's content: of its name, if there is a choice."""
-    named = sorted(
-        (s.source != source.name, s.source)
-        for s in store.manifest.streams
-        if (s.split, s.fingerprint) == (source.split, source.fingerprint)
-    )
-    return store.stream(named[0][1], source.split) if named else None
+    """The stream with a source's content. If several have it, one of the source's name comes first."""
+    wanted = (source.split, source.fingerprint)
+    names = [info.source for info in store.manifest.streams if (info.split, info.fingerprint) == wanted]
+    if not names:
+        return None
+    return store.stream(source.name if source.name in names else min(names), source.split)
 
 
 def _root(store: str | os.PathLike[str] | Store) -> Path:
-    return store.path if isinstance(store, Store) else local_path(path=store)
+    if isinstance(store, Store):
+        return store.path
+    return local_path(path=store)

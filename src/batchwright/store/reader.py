@@ -1,10 +1,12 @@
-"""Open a store: its manifest and tables, documents by number, token streams by name."""
+"""An open store: its manifest and tables, documents by number, token streams by name."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import weakref
 from collections.abc import Iterator
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +16,10 @@ from batchwright.base.checks import local_path
 from batchwright.base.errors import SpecError, StoreError
 from batchwright.base.files import inside, shared
 from batchwright.base.fingerprint import fingerprint_file
-from batchwright.base.words import suggest
+from batchwright.base.words import counted, suggest
 from batchwright.store.adopted import AdoptedFile, AdoptedRange, adopted_files
 from batchwright.store.layout import Manifest, current_version, is_adopted, version_folder
-from batchwright.store.stream import MappedShard, StoredDocument, TokenStream
+from batchwright.store.stream import MappedShard, StoredDocument, TokenStream, check_shard_file
 
 __all__ = ["Store", "open_store"]
 
@@ -41,15 +43,12 @@ class Store:
     manifest: Manifest
 
     def __init__(self, path: str | os.PathLike[str], *, version: str | None = None, verify: bool = False) -> None:
-        self.path: Path = Path(os.path.abspath(local_path(path=path)))  # it stays open when the process changes folder
-        self.version, in_use, self.manifest = _take(self.path, version)
+        self.path: Path = Path(os.path.abspath(local_path(path=path)))  # absolute: the process may change its folder
+        self.version, in_use, self.manifest = _open_version(self.path, version)
         self.folder: Path = version_folder(self.path, self.version)
         weakref.finalize(self, os.close, in_use)
         self._streams: dict[tuple[str, str], TokenStream] = {}
-        self._shards: dict[str, Any] | None = None
-        self._files: dict[str, Any] | None = None
-        self._adopted: list[AdoptedFile] | None = None
-        self._tokenizer: Any = None
+        self._undamaged: dict[int, MappedShard | None] = {}
         if verify:
             from batchwright.store.verify import verify_store
 
@@ -57,12 +56,12 @@ class Store:
                 raise damage.error()
 
     def check(self) -> None:
-        """See that the shards exist and have their size and footer; says which one does not."""
+        """Raise for a shard that is missing or has another size, or no footer."""
         for info in self.manifest.streams:
             self.stream(info.source, info.split)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (self.path, self.version)  # without maps: another process maps for itself
+        return partial(Store, version=self.version), (self.path,)  # without maps: another process makes its own
 
     @property
     def names(self) -> list[str]:
@@ -75,7 +74,7 @@ class Store:
 
     @property
     def fingerprint(self) -> str:
-        """Names the content, wherever the store lies."""
+        """The identity of the content, wherever the store is."""
         return self.manifest.fingerprint
 
     @property
@@ -128,37 +127,33 @@ class Store:
         """The documents of one source and split, end to end."""
         key = (source, split)
         if key not in self._streams:
-            infos = [s for s in self.manifest.streams if (s.source, s.split) == key]
-            if not infos:
-                known = ", ".join(f"{s.source} ({s.split})" for s in self.manifest.streams)
-                holdout = split not in self.splits and split == "val"
-                raise SpecError(
-                    f"{self.path} has no {'split' if holdout else 'source'} {split if holdout else source!r}",
-                    there=known,
-                    remedy="recipe.holdout(0.005), and bake again"
-                    if holdout
-                    else f"{suggest(source, self.names) or self.names[0]!r}",
-                )
-            self._streams[key] = TokenStream(self, infos[0])
+            info = next((info for info in self.manifest.streams if (info.source, info.split) == key), None)
+            if info is None:
+                raise self._no_stream(source, split)
+            self._streams[key] = TokenStream(self, info)
         return self._streams[key]
 
-    @property
+    def _no_stream(self, source: str, split: str) -> SpecError:
+        there = ", ".join(f"{info.source} ({info.split})" for info in self.manifest.streams)
+        if split == "val" and split not in self.splits:
+            remedy = "recipe.holdout(0.005), and bake again"
+            return SpecError(f"{self.path} has no split {split!r}", there=there, remedy=remedy)
+        remedy = repr(suggest(source, self.names) or self.names[0])
+        return SpecError(f"{self.path} has no source {source!r}", there=there, remedy=remedy)
+
+    @cached_property
     def shards(self) -> dict[str, Any]:
         """The table of shards, as columns."""
-        if self._shards is None:
-            self._shards = self._table("shards.arrow", self.manifest.shards_hash)
-        return self._shards
+        return self._table("shards.arrow", self.manifest.shards_hash)
 
     def shard_path(self, row: int) -> Path:
         """The file of the shard in a row of the table of shards."""
         return inside(self.folder, self.shards["file"][row].as_py())
 
-    @property
+    @cached_property
     def adopted(self) -> list[AdoptedFile]:
         """The user's own files that hold the tokens, by their number in `files`; none for a store that was baked."""
-        if self._adopted is None:
-            self._adopted = adopted_files(self) if self.manifest.adopted else []
-        return self._adopted
+        return adopted_files(self) if self.manifest.adopted else []
 
     def _adopted_range(self, row: int) -> AdoptedRange | None:
         if not self.manifest.adopted:
@@ -166,15 +161,14 @@ class Store:
         return AdoptedRange(self.adopted[int(self.shards["data_file"][row])], int(self.shards["data_offset"][row]))
 
     def check_shard(self, row: int) -> None:
-        """See that the shard in `row` of the table is there, without mapping it: exists, has its size and its footer;
-        adopted: is unchanged."""
-        MappedShard.check(self.shard_path(row), int(self.shards["num_bytes"][row]), self.manifest.repair)
+        """Check the shard in `row` of the table without mapping it: existence, size, footer; its adopted file too."""
+        check_shard_file(self.shard_path(row), int(self.shards["num_bytes"][row]), self.manifest.repair)
         adopted = self._adopted_range(row)
         if adopted is not None:
             adopted.file.find()
 
     def map_shard(self, row: int) -> MappedShard:
-        """The shard in a row of the table of shards, mapped; it must be what the table says."""
+        """The shard in a row of the table of shards, mapped. Raises if it is not as the table says."""
         shards = self.shards
         return MappedShard(
             self.shard_path(row),
@@ -185,12 +179,24 @@ class Store:
             self._adopted_range(row),
         )
 
-    @property
+    def is_as_written(self, row: int) -> bool:
+        """Whether the bytes of a shard have the hash in the table. Reads them all."""
+        return bool(fingerprint_file(self.shard_path(row)) == self.shards["file_hash"][row].as_py())
+
+    def undamaged_shard(self, row: int) -> MappedShard | None:
+        """The shard in a row of the table, mapped; None if it is damaged or missing. Reads and compares each once."""
+        if row not in self._undamaged:
+            self._undamaged[row] = None
+            with contextlib.suppress(StoreError, OSError):
+                mapped = self.map_shard(row)
+                if self.is_as_written(row):
+                    self._undamaged[row] = mapped
+        return self._undamaged[row]
+
+    @cached_property
     def files(self) -> dict[str, Any]:
         """The table of raw files, as columns."""
-        if self._files is None:
-            self._files = self._table("files.arrow", self.manifest.files_hash)
-        return self._files
+        return self._table("files.arrow", self.manifest.files_hash)
 
     @property
     def units(self) -> dict[str, Any]:
@@ -215,32 +221,24 @@ class Store:
                 batch = pa.ipc.open_file(file).get_batch(0)
         except FileNotFoundError:
             raise StoreError("a table of this store is missing", file=path, remedy=self.manifest.repair) from None
-        return {
-            column: arrow_to_numpy(batch.column(column))
-            if pa.types.is_integer(batch.column(column).type)
-            else batch.column(column)
-            for column in batch.schema.names
-        }
+        columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+        numbers = {name: arrow_to_numpy(column) for name, column in columns.items() if pa.types.is_integer(column.type)}
+        return columns | numbers
 
     def file_name(self, number: int) -> str:
         """The raw file that a document's `file` number means."""
         paths = self.files["path"]
         if not 0 <= number < len(paths):
-            raise StoreError(
-                f"a document of this store came from file {number}, of {len(paths)}",
-                file=self.folder,
-                remedy=self.manifest.repair,
-            )
+            what = f"a document of this store came from file {number}, of {len(paths)}"
+            raise StoreError(what, file=self.folder, remedy=self.manifest.repair)
         return str(paths[number])
 
-    @property
+    @cached_property
     def tokenizer(self) -> Any:
         """The tokenizer that the store keeps: enough to decode, and for most to encode."""
-        if self._tokenizer is None:
-            from batchwright.prepare.tokenizers import load_tokenizer
+        from batchwright.prepare.tokenizers import load_tokenizer
 
-            self._tokenizer = load_tokenizer(self.folder / "tokenizer.json")
-        return self._tokenizer
+        return load_tokenizer(self.folder / "tokenizer.json")
 
     def decode(self, tokens: ArrayLike) -> str | None:
         """Text of some tokens; None where the tokenizer cannot decode."""
@@ -254,46 +252,36 @@ class Store:
             f"{self.num_tokens:,} tokens, {self.manifest.token_dtype}, "
             f"tokenizer {tokenizer['name']} ({tokenizer['vocab_size']:,} ids)"
         ]
-        for i, s in enumerate(self.manifest.streams):
-            branch = "└─" if i == len(self.manifest.streams) - 1 else "├─"
-            lines.append(
-                f"{branch} {s.source} ({s.split})  {s.num_documents:,} documents, {s.num_tokens:,} tokens, "
-                f"{s.num_shards} shard{'s' if s.num_shards != 1 else ''}"
-            )
+        for info in self.manifest.streams:
+            documents = f"{info.num_documents:,} documents, {info.num_tokens:,} tokens"
+            lines.append(f"├─ {info.source} ({info.split})  {documents}, {counted(info.num_shards, 'shard')}")
+        lines[-1] = lines[-1].replace("├─", "└─", 1)
         return "\n".join(lines)
 
 
-def _take(path: Path, version: str | None) -> tuple[str, int, Manifest]:
-    """(version, descriptor that keeps it from being removed, its manifest)."""
-    for attempt in range(3):
+def _open_version(path: Path, version: str | None) -> tuple[str, int, Manifest]:
+    """(version, descriptor that protects it from garbage collection, its manifest)."""
+    for _ in range(3):  # the version may be replaced and removed after the pointer was read
         wanted = version or current_version(path)
-        if wanted is None and is_adopted(path):
-            raise StoreError(
-                f"{path} is not complete: adopting has not finished", folder=path, remedy="the same `batchwright adopt`"
-            )
         if wanted is None:
-            raise StoreError(
-                f"{path} is not complete: its first bake has not finished",
-                folder=path,
-                remedy="run the same bake again: it continues what is there",
-            )
-        folder = version_folder(path, wanted)
+            raise _not_complete(path)
+        manifest = version_folder(path, wanted) / "manifest.json"
         try:
-            in_use = shared(
-                folder / "manifest.json"
-            )  # before it is read: `batchwright gc` then leaves the version alone
+            in_use = shared(manifest)  # before it is read: garbage collection then leaves the version alone
         except (FileNotFoundError, NotADirectoryError):
-            if version is None and attempt < 2:
-                continue  # replaced and removed since the pointer was read
-            Manifest.load(folder)  # says what is missing
-            raise
+            continue
         try:
-            return wanted, in_use, Manifest.load(folder)
+            return wanted, in_use, Manifest.load(manifest.parent)
         except BaseException:
             os.close(in_use)
             raise
-    raise AssertionError
+    Manifest.load(manifest.parent)  # raises with the reason
+    raise StoreError(f"{path} is being replaced again and again", folder=path, remedy="open it again")
 
 
-def _reopen(path: Path, version: str) -> Store:
-    return Store(path, version=version)
+def _not_complete(path: Path) -> StoreError:
+    if is_adopted(path):
+        what, remedy = "adopting has not finished", "the same `batchwright adopt`"
+    else:
+        what, remedy = "its first bake has not finished", "run the same bake again: it continues where it stopped"
+    return StoreError(f"{path} is not complete: {what}", folder=path, remedy=remedy)

@@ -1,4 +1,4 @@
-"""Documents end to end, over the shards that hold them: memory-mapped, and read only when touched."""
+"""Documents end to end, over memory-mapped shards that are read only when touched."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from batchwright.base.errors import StoreError
 from batchwright.base.machine import expect_random_reads, unmap_pages
+from batchwright.base.words import first_line
 from batchwright.store.adopted import AdoptedRange
 from batchwright.store.layout import REBAKE, REPAIR_ADOPTED, StreamInfo, content_digest, stream_fingerprint
 
@@ -24,12 +25,13 @@ if TYPE_CHECKING:
 __all__ = ["MappedShard", "Spans", "StoredDocument", "TokenStream"]
 
 Spans = tuple[NDArray[Any], dict[str, NDArray[Any]]]
-"""(where the spans of each document begin, and where the last ones end; the fields of all spans)."""
+"""(the start of each document's spans, and the end of the last; the fields of all spans)."""
 
 _CHECKED_AT_OPEN = 4096
-"""Shards whose existence and size are checked when a store opens; the rest of a larger store is when touched."""
+"""Shards checked for existence and size when a store opens. The rest are checked when touched."""
 _MAPPED_AT_ONCE = 16_384
 """Shards mapped at once: the kernel allows about 65,000 maps per process."""
+_ARROW_MAGIC = b"ARROW1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +47,9 @@ class StoredDocument:
 
 
 class MappedShard:
-    """One shard, mapped: `tokens` end to end, `offsets` between documents, and where each came from.
+    """One shard, mapped: `tokens` end to end, `offsets` between documents, and the file and row of each document.
 
-    `adopted` says where the tokens are, if they lie in a file of the user's own and only the rest is in the shard.
+    `adopted` is the place of the tokens if they are in a user's file, and the shard has only the borders.
     """
 
     __slots__ = ("_in_map", "_map", "address", "data_path", "data_start", "file", "offsets", "row", "spans", "tokens")
@@ -66,84 +68,72 @@ class MappedShard:
         from batchwright.columns.arrays import arrow_to_numpy, records_of
 
         repair = REBAKE if adopted is None else REPAIR_ADOPTED
-        self.check(path, num_bytes, repair)
+        check_shard_file(path, num_bytes, repair)
         with open(path, "rb") as raw:
             self._map = mmap.mmap(raw.fileno(), 0, access=mmap.ACCESS_READ)
         try:
-            reader = pa.ipc.open_file(pa.py_buffer(self._map))
-            batch = reader.get_batch(0)
-            batch.validate()  # sizes only: no number in a damaged file may lead outside of the map
+            batch = pa.ipc.open_file(pa.py_buffer(self._map)).get_batch(0)
+            batch.validate()  # sizes only: no number in a damaged file may point outside the map
             lists = batch.column("tokens")
-            is_whole = len(lists.values) == num_tokens
             self.tokens: NDArray[Any] = arrow_to_numpy(lists.values) if adopted is None else np.empty(0, dtype)
             self.offsets: NDArray[np.int32] = arrow_to_numpy(lists.offsets)
             self.file: NDArray[np.int32] = arrow_to_numpy(batch.column("file"))
             self.row: NDArray[np.int64] = arrow_to_numpy(batch.column("row"))
             self.spans: Spans | None = None
-            """Of documents that know what their tokens are: where each one's spans begin, and the fields of all."""
+            """The spans of conversations: where each document's spans begin, and the fields of all."""
             if "spans" in batch.schema.names:
                 self.spans = records_of(batch.column("spans"))
         except (pa.ArrowException, OSError, KeyError, IndexError, AttributeError, TypeError, ValueError) as error:
-            raise StoreError(
-                "this shard is not readable", file=path, reason=(str(error).splitlines() or [""])[0], remedy=repair
-            ) from None
-        if not is_whole or len(self.file) != num_documents or self.tokens.dtype != dtype:
+            raise StoreError("this shard is not readable", file=path, reason=first_line(error), remedy=repair) from None
+        found = (len(self.file), len(lists.values), self.tokens.dtype.name)
+        if found != (num_documents, num_tokens, dtype):
             raise StoreError(
                 "this shard is not what the manifest says",
                 file=path,
                 expected=f"{num_documents:,} documents, {num_tokens:,} tokens of {dtype}",
-                found=f"{len(self.file):,} documents, {len(lists.values):,} tokens of {self.tokens.dtype}",
+                found="{:,} documents, {:,} tokens of {}".format(*found),
                 remedy=repair,
             )
         if adopted is not None:
             self._map, self.tokens = adopted.map(num_tokens, dtype)
         self.address: int = self.tokens.ctypes.data
         self._in_map = self.address - np.frombuffer(self._map, np.uint8).ctypes.data
-        """Where in the map the tokens start."""
-        self.data_path: Path = path if adopted is None else adopted.file.find()
+        """The byte in the map where the tokens start."""
+        self.data_path: Path = path
         """The file that holds the tokens."""
-        self.data_start: int = self._in_map if adopted is None else adopted.start
-        """Where in that file they start."""
+        self.data_start: int = self._in_map
+        """The byte in the file where they start."""
+        if adopted is not None:
+            self.data_path, self.data_start = adopted.file.find(), adopted.start
 
     def unmap(self, first: int, last: int) -> None:
-        """Let go of the memory of tokens [first, last). They come back unchanged when they are touched."""
+        """Release the memory of tokens [first, last). They are read again when touched."""
         size = self.tokens.itemsize
         unmap_pages(self._map, self._in_map + first * size, self._in_map + last * size)
 
     def expect_random_reads(self) -> None:
-        """Touching a row then reads that row, and not megabytes around it."""
+        """Tell the kernel not to read ahead: touching a row then reads that row alone."""
         expect_random_reads(self._map)
 
-    @staticmethod
-    def check(path: Path, num_bytes: int, repair: str = REBAKE) -> None:
-        """See that a shard exists and has its size and its footer, without mapping it."""
-        try:
-            size = path.stat().st_size
-        except FileNotFoundError:
-            raise StoreError("a shard of this store is missing", file=path, remedy=repair) from None
-        if size != num_bytes:
-            raise StoreError(
-                "a shard of this store was truncated or altered",
-                file=path,
-                expected=f"{num_bytes:,} bytes",
-                found=f"{size:,} bytes",
-                remedy=repair,
-            )
-        with open(path, "rb") as file:
-            file.seek(max(size - len(_ARROW_MAGIC), 0))
-            if file.read() != _ARROW_MAGIC:
-                raise StoreError("a shard of this store has no Arrow footer", file=path, remedy=repair)
 
-
-_ARROW_MAGIC = b"ARROW1"
-
-
-def _stream_of(store: Store, name: str, split: str) -> TokenStream:
-    return store.stream(name, split)
+def check_shard_file(path: Path, num_bytes: int, repair: str = REBAKE) -> None:
+    """Check that a shard exists and has its size and its footer, without mapping it."""
+    try:
+        size = path.stat().st_size
+    except FileNotFoundError:
+        raise StoreError("a shard of this store is missing", file=path, remedy=repair) from None
+    if size != num_bytes:
+        what = "a shard of this store was truncated or altered"
+        expected, found = f"{num_bytes:,} bytes", f"{size:,} bytes"
+        raise StoreError(what, file=path, expected=expected, found=found, remedy=repair)
+    with open(path, "rb") as file:
+        file.seek(max(size - len(_ARROW_MAGIC), 0))
+        if file.read() != _ARROW_MAGIC:
+            raise StoreError("a shard of this store has no Arrow footer", file=path, remedy=repair)
 
 
 class TokenStream:
-    """The documents of one source and split, end to end: token i of the stream lies in some shard.
+    """The documents of one source and split, end to end. Token i of the stream is in one of its shards.
 
     Shards are mapped when first touched. Safe to use from several threads.
     """
@@ -160,25 +150,23 @@ class TokenStream:
         shards = store.shards
         which = np.flatnonzero(shards["stream"] == store.manifest.streams.index(info))
         self._rows = which
-        """Where its shards are in the store's table of shards."""
+        """The rows of its shards in the store's table of shards."""
         self.shard_documents: Any = shards["num_documents"][which]
         self.shard_tokens: Any = shards["num_tokens"][which]
-        self.token_starts: NDArray[np.int64] = np.concatenate([[0], np.cumsum(self.shard_tokens)]).astype(np.int64)
-        self.document_starts: NDArray[np.int64] = np.concatenate([[0], np.cumsum(self.shard_documents)]).astype(
-            np.int64
-        )
+        self.token_starts: NDArray[np.int64] = np.concatenate([[0], np.cumsum(self.shard_tokens, dtype=np.int64)])
+        self.document_starts: NDArray[np.int64] = np.concatenate([[0], np.cumsum(self.shard_documents, dtype=np.int64)])
         self.address: NDArray[np.int64] = np.zeros(len(which), np.int64)
-        """Where each mapped shard's tokens lie in memory; 0 for a shard that is not mapped."""
+        """The memory address of each mapped shard's tokens; 0 for a shard that is not mapped."""
         self._mapped: dict[int, MappedShard] = {}
         self._lock = threading.Lock()
         for shard in range(min(len(which), _CHECKED_AT_OPEN)):
             store.check_shard(int(which[shard]))
-        if 0 < len(which) <= 16:  # footers too, where that costs nothing to speak of
+        if len(which) <= 16:  # few enough to map at once, which checks more
             for shard in range(len(which)):
                 self.shard(shard)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _stream_of, (self.store, self.name, self.split)
+        return type(self.store).stream, (self.store, self.name, self.split)
 
     def shard(self, shard: int) -> MappedShard:
         """One shard, mapped."""
@@ -197,7 +185,7 @@ class TokenStream:
         return mapped
 
     def begins_with(self, fingerprint: str, num_tokens: int) -> bool:
-        """Whether the first tokens of this stream are all those of another, which has grown into this one.
+        """Whether this stream begins with all the tokens of another, and has grown from it.
 
         Reads the tokens of one shard: the one in which the other ended.
         """
@@ -221,7 +209,7 @@ class TokenStream:
         return stream_fingerprint(str(self.store.manifest.dtype_of(self.info)), shards) == fingerprint
 
     def locate(self, starts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """(shard, offset inside it) of tokens of the stream. Touches no data."""
+        """(shard, offset inside it) of tokens of the stream, without reading them."""
         if len(self.address) == 1:
             return np.zeros(len(starts), np.int64), starts
         shard = np.searchsorted(self.token_starts, starts, side="right") - 1
@@ -230,13 +218,15 @@ class TokenStream:
     def addresses(
         self, starts: NDArray[np.int64], length: int
     ) -> tuple[NDArray[np.int64], NDArray[np.bool_], list[MappedShard]]:
-        """Where `length` tokens from each start lie in memory, and which of them do not cross into another shard.
+        """The addresses of `length` tokens from each start, and which of these ranges do not cross into another shard.
 
         The third value keeps the maps alive: hold it while the addresses are used.
         """
         shard, local = self.locate(starts)
         whole = local + length <= self.shard_tokens[shard]
-        touched = [0] if len(self.address) == 1 else np.unique(shard).tolist()
+        touched = [0]
+        if len(self.address) > 1:
+            touched = np.unique(shard).tolist()
         held = [self.shard(number) for number in touched]
         return self.address[shard] + local * self.dtype.itemsize, whole, held
 
@@ -245,29 +235,27 @@ class TokenStream:
         if out is None:
             out = np.empty(stop - start, self.dtype)
         done = 0
-        while done < len(out):
-            shard = int(np.searchsorted(self.token_starts, start + done, side="right")) - 1
-            local = start + done - int(self.token_starts[shard])
-            piece = self.shard(shard).tokens[local : local + len(out) - done]
-            out[done : done + len(piece)] = piece
-            done += len(piece)
+        for shard, first, last in self._parts(start, start + len(out)):
+            out[done : done + last - first] = self.shard(shard).tokens[first:last]
+            done += last - first
         return out
 
     def spans(self, start: int, stop: int) -> list[tuple[Path, int, int]]:
-        """(file, first byte, last byte) of what holds tokens [start, stop) of the stream."""
+        """(file, first byte, last byte) of tokens [start, stop) of the stream."""
+        size = self.dtype.itemsize
         found = []
         for shard, first, last in self._parts(start, stop):
-            mapped, size = self.shard(shard), self.dtype.itemsize
+            mapped = self.shard(shard)
             found.append((mapped.data_path, mapped.data_start + first * size, mapped.data_start + last * size))
         return found
 
     def expect_random_reads(self, start: int, stop: int) -> None:
-        """Touching a row of tokens [start, stop) then reads that row, and not megabytes around it."""
+        """Turn off read-ahead for tokens [start, stop): touching a row then reads that row alone."""
         for shard, _, _ in self._parts(start, stop):
             self.shard(shard).expect_random_reads()
 
     def unmap(self, start: int, stop: int) -> None:
-        """Let go of the memory of tokens [start, stop) of the stream, where they are mapped."""
+        """Release the memory of tokens [start, stop) of the stream."""
         for shard, first, last in self._parts(start, stop):
             mapped = self._mapped.get(shard)
             if mapped is not None:
@@ -283,8 +271,7 @@ class TokenStream:
 
     def document(self, number: int) -> StoredDocument:
         """One document of this stream."""
-        shard = int(np.searchsorted(self.document_starts, number, side="right")) - 1
-        local = number - int(self.document_starts[shard])
+        shard, local = self._shard_of(number)
         mapped = self.shard(shard)
         return StoredDocument(
             source=self.name,
@@ -295,14 +282,26 @@ class TokenStream:
         )
 
     def document_span(self, number: int) -> tuple[int, int]:
-        """Tokens [start, stop) of the stream that a document fills."""
-        shard = int(np.searchsorted(self.document_starts, number, side="right")) - 1
-        local = number - int(self.document_starts[shard])
+        """The tokens [start, stop) of one document."""
+        shard, local = self._shard_of(number)
         base, offsets = int(self.token_starts[shard]), self.shard(shard).offsets
         return base + int(offsets[local]), base + int(offsets[local + 1])
 
+    def spans_of(self, number: int) -> dict[str, NDArray[Any]]:
+        """The spans of one document, by field, in a stream that has spans."""
+        shard, local = self._shard_of(number)
+        spans = self.shard(shard).spans
+        assert spans is not None
+        starts, fields = spans
+        return {name: values[starts[local] : starts[local + 1]] for name, values in fields.items()}
+
+    def _shard_of(self, document: int) -> tuple[int, int]:
+        """(shard, number inside it) of a document."""
+        shard = int(np.searchsorted(self.document_starts, document, side="right")) - 1
+        return shard, document - int(self.document_starts[shard])
+
     def document_borders(self) -> NDArray[np.int64]:
-        """Where each document begins in the stream, and where the last one ends. Checked: they can be relied upon."""
+        """The start of each document in the stream, and the end of the last one. Raises if they are not in order."""
         parts = []
         for shard, base in enumerate(self.token_starts[:-1].tolist()):
             offsets = self.shard(shard).offsets
@@ -317,7 +316,7 @@ class TokenStream:
 
     @cached_property
     def has_spans(self) -> bool:
-        """Whether its documents say what their tokens are, as conversations do."""
+        """Whether the documents are conversations, with spans that describe their tokens."""
         return bool(len(self.address)) and self.shard(0).spans is not None
 
     def token_spans(self) -> Spans:
@@ -334,21 +333,19 @@ class TokenStream:
     def documents_in(self, start: int, stop: int) -> list[tuple[int, int, int]]:
         """(document, start, stop) of every document that has tokens in [start, stop) of the stream, in order."""
         found: list[tuple[int, int, int]] = []
-        while start < stop:
-            shard, local = (int(x[0]) for x in self.locate(np.array([start])))
+        for shard, first, last in self._parts(start, stop):
             offsets, base = self.shard(shard).offsets, int(self.token_starts[shard])
-            first = int(np.searchsorted(offsets, local, side="right")) - 1
-            last = int(np.searchsorted(offsets, min(stop - base, int(self.shard_tokens[shard])), side="left"))
+            begin = int(np.searchsorted(offsets, first, side="right")) - 1
+            end = int(np.searchsorted(offsets, last, side="left"))
             found += [
                 (int(self.document_starts[shard]) + d, base + int(offsets[d]), base + int(offsets[d + 1]))
-                for d in range(first, last)
+                for d in range(begin, end)
                 if offsets[d] < offsets[d + 1]
             ]
-            start = int(self.token_starts[shard + 1])
         return found
 
     def borders(self, start: int, stop: int) -> NDArray[np.int64]:
-        """Where documents begin in [start, stop) of the stream."""
+        """The starts of documents in [start, stop) of the stream."""
         return np.array([begin for _, begin, _ in self.documents_in(start, stop) if begin >= start], np.int64)
 
     def find(self, file: int, row: int | None) -> list[int]:

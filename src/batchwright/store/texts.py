@@ -1,4 +1,4 @@
-"""Which text each document was made of: hashes, sorted, so that a text is found again without reading any.
+"""A table of the hashes of documents' texts, sorted, to find the document of a text.
 
 The hash is xxh3 of the text's UTF-8 bytes, 128 bits. The table has a row for each document, sorted by the first half
 of its hash: `high`, `low`, and `document`, its number through the shards in the order of the table of shards.
@@ -34,15 +34,15 @@ def hash_texts(texts: Sequence[str]) -> TextHashes:
     """
     try:
         digests = b"".join(map(xxhash.xxh3_128_digest, map(str.encode, texts)))
-    except UnicodeEncodeError:  # half a surrogate pair, which some functions from text to ids can do with
+    except UnicodeEncodeError:  # half a surrogate pair, which some tokenizers accept
         digests = b"".join(xxhash.xxh3_128_digest(text.encode("utf-8", "surrogatepass")) for text in texts)
     return np.frombuffer(digests, ">u8").astype(np.uint64).reshape(-1, 2)
 
 
 class TextsWriter:
-    """Takes the hashes of documents in their order, and writes the sorted table. Holds a few million at a time.
+    """Writes the sorted table from hashes in the order of documents. Holds a few million at a time in memory.
 
-    They wait in files without a name, by their first bits: each file is then sorted alone.
+    Hashes are kept in unnamed files by their first bits. Each file is then sorted alone.
     """
 
     def __init__(self, folder: Path, num_documents: int) -> None:
@@ -96,14 +96,14 @@ def _mapped(file: IO[bytes], dtype: np.dtype[Any]) -> NDArray[Any]:
 
 
 def find_texts(table: Mapping[str, Any], hashes: TextHashes) -> NDArray[np.int64]:
-    """For each hash the number of a document that was made of that text, or -1.
+    """For each hash the number of a document with that text, or -1.
 
-    One of two different texts that share the first half of their hashes is not found; none is ever mistaken for the
-    other, because the second half is compared too.
+    Of two texts that share the first half of their hashes, one is not found. Neither is mistaken for the other, because
+    the second half is compared too.
     """
     if not len(table["high"]):
         return np.full(len(hashes), -1, np.int64)
-    order = np.argsort(hashes[:, 0])  # in this order the search touches a large table's memory once, not all over
+    order = np.argsort(hashes[:, 0])  # sorted, so that the search touches a large table's memory once
     at = np.empty(len(hashes), np.int64)
     at[order] = np.minimum(np.searchsorted(table["high"], hashes[order, 0]), len(table["high"]) - 1)
     is_same = (table["high"][at] == hashes[:, 0]) & (table["low"][at] == hashes[:, 1])
@@ -111,7 +111,7 @@ def find_texts(table: Mapping[str, Any], hashes: TextHashes) -> NDArray[np.int64
 
 
 def texts_by_document(table: Mapping[str, Any], folder: Path) -> TextHashes:
-    """The hashes in the order of the documents: in a file without a name, of which memory holds what it can."""
+    """The hashes in the order of the documents, in an unnamed mapped file."""
     count = len(table["high"])
     with TemporaryFile(dir=folder) as file:
         file.truncate(max(count, 1) * 16)

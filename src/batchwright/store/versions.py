@@ -1,10 +1,12 @@
-"""Versions beside each other: which are there, which are needed, and removing the rest."""
+"""Versions of a store: the list of complete ones, names for new ones, and garbage collection."""
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import shutil
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +18,7 @@ from batchwright.order.plan import Plan
 from batchwright.order.plan_file import kept_plans
 from batchwright.store.layout import Manifest, current_version, version_folder
 
-__all__ = ["Removal", "collect_garbage", "list_versions", "plans_by_version"]
+__all__ = ["Removal", "collect_garbage", "free_version", "list_versions", "plans_by_version"]
 
 log: logging.Logger = logging.getLogger("batchwright")
 
@@ -32,7 +34,7 @@ class Removal:
     plans: tuple[str, ...] = ()
     """The kept plans that need it."""
     is_link: bool = False
-    """Whether it is a symbolic link, or behind one: what is there may be another store's."""
+    """Whether it is a symbolic link, or behind one: its target may be part of another store."""
 
     @property
     def is_kept(self) -> bool:
@@ -45,22 +47,34 @@ def list_versions(store: Path) -> list[str]:
     return [path.parent.name for path in sorted(manifests, key=lambda path: path.stat().st_mtime, reverse=True)]
 
 
+def free_version(store: Path, wanted: str, is_same: Callable[[str], bool]) -> str:
+    """A name for a new version. A complete version is never written again, because jobs may read it.
+
+    The name of a complete version is returned if `is_same` says that it has the content wanted, undamaged.
+    """
+    for number in itertools.count(1):
+        name = wanted if number == 1 else f"{wanted}-{number}"
+        if not (version_folder(store, name) / "manifest.json").exists() or is_same(name):
+            return name
+    raise AssertionError
+
+
 def collect_garbage(store: str | os.PathLike[str], *, keep: int = 0, dry_run: bool = False) -> list[Removal]:
     """Remove old versions (except the newest `keep`) and the work of unfinished bakes.
 
-    A version stays while a process has it open, and while a kept plan needs its content: a run that was stopped can
-    resume. `forget_plan` releases a plan. Symbolic links are not followed, and stay. Row indexes of packed
-    documents are removed: they are made again when needed.
+    A version stays while a process has it open, and while a kept plan needs its content, so that a stopped run can
+    resume. `forget_plan` releases a plan. Symbolic links are not followed, and stay. Row indexes of packed documents
+    are removed: they are rebuilt when needed.
     """
     root = local_path(store=store)
     at_least(0, keep=keep)
-    current_version(root)  # says what is wrong, should this not be a store
+    current_version(root)  # raises for a folder that is not a store
     removals: list[Removal] = []
     with exclusive(root / ".lock", doing="baking into"), ExitStack() as locks:
         current = current_version(root)
         complete = sorted(list_versions(root), key=lambda version: version != current)  # as `streams_for_plan` looks
         old = [version for version in complete if version != current][keep:]
-        # A reader that opens one of them now waits until this is done, and finds it gone or safe: never half there.
+        # A reader that opens one of them waits until this is done, and finds it gone or complete.
         free = {v: locks.enter_context(unused(version_folder(root, v) / "manifest.json")) for v in old}
         plans = plans_by_version(root, complete)
         for version in old:
@@ -89,7 +103,7 @@ def plans_by_version(root: Path, versions: list[str]) -> dict[str, list[str]]:
         except (OSError, PlanError):
             log.warning("all versions stay, because %s cannot be read: `batchwright plan forget` releases it", file)
             needed = {*versions}
-        if None in needed:  # in another store, or in a version that a copy of its manifest would mend
+        if None in needed:  # in another store, or in a version whose manifest could be restored from a copy
             needed |= damaged
         for version in plans.keys() & needed:
             plans[version].append(file.stem)
@@ -101,7 +115,7 @@ def _remove(root: Path, folder: Path, dry_run: bool, *, in_use: bool = False, pl
     num_bytes = sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file())
     removal = Removal(folder=folder, num_bytes=num_bytes, in_use=in_use, plans=plans, is_link=is_link)
     if not removal.is_kept and not dry_run:
-        # The manifest first: a version without it is not a version, so a crash in between leaves nothing that opens.
+        # The manifest first: a folder without one is not a version, so a crash in between leaves nothing that opens.
         (folder / "manifest.json").unlink(missing_ok=True)
         shutil.rmtree(folder)
     return removal

@@ -1,108 +1,73 @@
-"""Write documents as Arrow shards: token lists, and for each document the file and row it came from."""
+"""Writing a version: shards and tables as Arrow files, and the manifest over them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import xxhash
 from numpy.typing import NDArray
 
-from batchwright.base.files import writing_whole
-from batchwright.base.fingerprint import fingerprint_file
+from batchwright.base.files import write_whole, writing_whole
+from batchwright.base.fingerprint import fingerprint_bytes, fingerprint_file
 from batchwright.columns.arrays import lists_to_arrow, numpy_to_arrow, records_to_arrow
-from batchwright.store.layout import Shard, StreamInfo, content_digest, stream_fingerprint
+from batchwright.store.layout import Manifest, Shard, StreamInfo, stream_fingerprint
 
-__all__ = ["MAX_SHARD_TOKENS", "stream_info", "write_arrow", "write_borders", "write_shard", "write_table"]
+__all__ = ["MAX_SHARD_TOKENS", "stream_info", "write_arrow", "write_shard", "write_table", "write_version_tables"]
 
 MAX_SHARD_TOKENS = (1 << 31) - 1
 """Arrow list offsets are 32 bit."""
 
+_SHARD_COLUMNS = ("file", "num_documents", "num_tokens", "num_bytes", "file_hash", "content_hash")
+
 
 def write_arrow(path: Path, batch: pa.RecordBatch) -> None:
-    """One record batch as an Arrow file, whole or not at all, on disk when this returns."""
+    """Write one record batch as an Arrow file, atomically and synced."""
     with writing_whole(path) as raw, pa.ipc.new_file(pa.PythonFile(raw, "w"), batch.schema) as file:
         file.write_batch(batch)
 
 
 def write_table(path: Path, columns: dict[str, Any]) -> str:
-    """Some columns as an Arrow file. Returns its hash."""
+    """Write columns as an Arrow file. Returns its hash."""
     write_arrow(path, pa.RecordBatch.from_arrays(list(map(numpy_to_arrow, columns.values())), names=list(columns)))
     return fingerprint_file(path)
 
 
 def write_shard(
-    folder: Path,
-    name: str,
-    *,
+    path: Path,
     source: str,
     split: str,
-    tokens: NDArray[Any],
+    *,
+    tokens: NDArray[Any] | None,
     offsets: NDArray[np.int32],
     file: NDArray[np.int32],
     row: NDArray[np.int64],
+    content_hash: str,
     spans: tuple[NDArray[np.int32], NDArray[Any]] | None = None,
 ) -> Shard:
-    """One shard: document d has tokens[offsets[d]:offsets[d + 1]], and came from row `row[d]` of raw file `file[d]`.
+    """Write one shard: document d has tokens[offsets[d]:offsets[d + 1]], from row `row[d]` of raw file `file[d]`.
 
-    `spans` says what the tokens are, for documents that know it: (starts, records), of which document d has
-    records[starts[d]:starts[d + 1]].
+    Without `tokens` (they stay in a user's file) the lists are of nulls. `spans` describes the tokens of conversations:
+    (starts, records), of which document d has records[starts[d]:starts[d + 1]].
     """
-    columns = {"tokens": lists_to_arrow(offsets, tokens), "file": numpy_to_arrow(file), "row": numpy_to_arrow(row)}
+    num_tokens = int(offsets[-1])
+    values: Any = pa.nulls(num_tokens) if tokens is None else tokens
+    columns = {
+        "tokens": lists_to_arrow(offsets, values),
+        "file": numpy_to_arrow(file),
+        "row": numpy_to_arrow(row),
+    }
     if spans is not None:
         columns["spans"] = records_to_arrow(*spans)
-    batch = pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
-    path = folder / name
-    write_arrow(path, batch)
-    return Shard(
-        file=name,
-        source=source,
-        split=split,
-        num_documents=len(offsets) - 1,
-        num_tokens=len(tokens),
-        num_bytes=path.stat().st_size,
-        file_hash=fingerprint_file(path),
-        content_hash=content_digest(tokens, offsets, *(spans or ())),
-    )
+    write_arrow(path, pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns)))
+    num_bytes, file_hash = path.stat().st_size, fingerprint_file(path)
+    return Shard(path.name, source, split, len(row), num_tokens, num_bytes, file_hash, content_hash)
 
 
-def write_borders(
-    folder: Path,
-    name: str,
-    *,
-    source: str,
-    split: str,
-    offsets: NDArray[np.int32],
-    file: NDArray[np.int32],
-    row: NDArray[np.int64],
-    content: xxhash.xxh3_128,
-) -> Shard:
-    """A shard whose tokens lie in a user's file: only where its documents begin and end, as lists of nulls.
-
-    `content` has hashed the tokens already. The content hash is that of `write_shard` over the same documents.
-    """
-    lists = pa.ListArray.from_arrays(numpy_to_arrow(offsets), pa.nulls(int(offsets[-1])))
-    batch = pa.RecordBatch.from_arrays(
-        [lists, numpy_to_arrow(file), numpy_to_arrow(row)], names=["tokens", "file", "row"]
-    )
-    path = folder / name
-    write_arrow(path, batch)
-    content.update(np.ascontiguousarray(offsets).view(np.uint8).data)
-    return Shard(
-        file=name,
-        source=source,
-        split=split,
-        num_documents=len(offsets) - 1,
-        num_tokens=int(offsets[-1]),
-        num_bytes=path.stat().st_size,
-        file_hash=fingerprint_file(path),
-        content_hash=content.hexdigest(),
-    )
-
-
-def stream_info(source: str, split: str, shards: list[Shard], dtype: str) -> StreamInfo:
+def stream_info(source: str, split: str, shards: Sequence[Shard], dtype: str, *, default: str) -> StreamInfo:
+    """A stream over shards. Its type is stored if it differs from the `default` of the store."""
     return StreamInfo(
         source=source,
         split=split,
@@ -110,4 +75,36 @@ def stream_info(source: str, split: str, shards: list[Shard], dtype: str) -> Str
         num_tokens=sum(shard.num_tokens for shard in shards),
         num_shards=len(shards),
         fingerprint=stream_fingerprint(dtype, [[s.num_documents, s.num_tokens, s.content_hash] for s in shards]),
+        dtype=dtype * (dtype != default),
+    )
+
+
+def write_version_tables(
+    folder: Path,
+    *,
+    shards: Sequence[Sequence[Shard]],
+    shard_columns: dict[str, Any] | None = None,
+    files: dict[str, Any],
+    units: dict[str, Any],
+    tokenizer: Any,
+    info: dict[str, Any],
+    **manifest: Any,
+) -> Manifest:
+    """Write the tables and the tokenizer of a version. Returns its manifest, which the caller saves last.
+
+    `shards` has a list for each stream. `shard_columns` are further columns of their table. `info` describes the
+    tokenizer in the manifest, and `manifest` holds its other fields.
+    """
+    every = [shard for of_stream in shards for shard in of_stream]
+    table: dict[str, Any] = {"stream": np.repeat(np.arange(len(shards), dtype=np.int32), list(map(len, shards)))}
+    table |= {name: [getattr(shard, name) for shard in every] for name in _SHARD_COLUMNS}
+    tokenizer_json = tokenizer.to_json()
+    write_whole(folder / "tokenizer.json", tokenizer_json)
+    return Manifest(
+        shards_hash=write_table(folder / "shards.arrow", table | (shard_columns or {})),
+        files_hash=write_table(folder / "files.arrow", files),
+        units_hash=write_table(folder / "units.arrow", units),
+        tokenizer_hash=fingerprint_bytes(tokenizer_json),
+        tokenizer=info,
+        **manifest,
     )

@@ -1,4 +1,4 @@
-"""Where the names of a tokenizer's added tokens are in a text, and which of them a template itself has written."""
+"""The added tokens of a tokenizer: their names in a text, and those among them that the template has written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which tokens a span of text becomes: those that overlap it, and each token belongs to one span."""
+"""From spans of text to spans of tokens: every token belongs to one of the spans that it overlaps."""
 
 from __future__ import annotations
 

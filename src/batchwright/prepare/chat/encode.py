@@ -1,4 +1,4 @@
-"""Rendered conversations -> tokens and their spans: the ids of the whole text, and no special token from a message.
+"""Tokens and spans of rendered conversations: the ids of the whole text, without special tokens from messages.
 
 The ids are those of `tokenizers` for the whole text, without what it would add; only special tokens are told apart:
 the template's own are recognised, their names inside of messages are plain text, and so is a name that is written in

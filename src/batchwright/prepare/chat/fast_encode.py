@@ -7,8 +7,8 @@ little per conversation.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain, islice, zip_longest
+from collections.abc import Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -45,14 +45,14 @@ class _Middle(NamedTuple):
     start: int
     stop: int
     num_special: int
-    ids: Ids | None
+    ids: Ids
 
 
 class _Cut(NamedTuple):
-    """A conversation as pieces: tokens of the template, and plain texts by their numbers."""
+    """A conversation as plain texts, and what the template writes between each two of them."""
 
-    pieces: list[Ids | int | None]
-    num_special: int
+    texts: list[str]
+    middles: list[_Middle]
 
 
 class FastConversationEncoder:
@@ -69,95 +69,84 @@ class FastConversationEncoder:
 
     def encode(self, rendered: Sequence[Rendered]) -> list[Encoded | None]:
         """None for each conversation that is not plain enough."""
-        plain: list[str] = []
-        cuts = [self._cut(one, plain) for one in rendered]
-        ids = self._encode_plain(plain)
-        pieces = [[ids[piece] if isinstance(piece, int) else piece for piece in cut.pieces] for cut in cuts]
-        ready = [number for number, some in enumerate(pieces) if all(piece is not None for piece in some)]
-        found: list[Encoded | None] = [None] * len(rendered)
-        for number, one in zip(
-            ready,
-            self._aligned(
-                [rendered[number] for number in ready],
-                [pieces[number] for number in ready],  # type: ignore[misc]
-                np.array([cuts[number].num_special for number in ready], np.int64),
-            ),
-            strict=True,
-        ):
-            found[number] = one
-        return found
+        cuts = [self._cut(one) for one in rendered]
+        has_names = self.added.any_special.search("\0".join(text for cut in cuts for text in cut.texts))
+        ready = [
+            number
+            for number, (one, cut) in enumerate(zip(rendered, cuts, strict=True))
+            if self._is_normal(one.text) and not (has_names and any(map(self.added.any_special.search, cut.texts)))
+        ]
+        ids = iter(self._encode_plain([text for number in ready for text in cuts[number].texts]))
+        pieces = []
+        for number in ready:
+            pieces.append([next(ids)])
+            for middle in cuts[number].middles:
+                pieces[-1] += [middle.ids, next(ids)]
+        num_special = [sum(middle.num_special for middle in cuts[number].middles) for number in ready]
+        aligned = self._aligned([rendered[number] for number in ready], pieces, np.array(num_special, np.int64))
+        found = dict(zip(ready, aligned, strict=True))
+        return [found.get(number) for number in range(len(rendered))]
+
+    def _is_normal(self, text: str) -> bool:
+        """Whether a normalizer changes nothing, so that offsets are those of the text."""
+        if not self.fast.proof.normalizes or text.isascii():
+            return True
+        return bool(self.fast.backend.normalizer.normalize_str(text) == text)
 
     # Cutting
 
-    def _cut(self, rendered: Rendered, plain: list[str]) -> _Cut:
-        """Cut at the template's special tokens; what is between goes to `plain`."""
-        text, at, begin, num_special = rendered.text, 0, 0, 0
-        pieces: list[Ids | int | None] = []
+    def _cut(self, rendered: Rendered) -> _Cut:
+        """Cut at the template's special tokens."""
+        text, at, begin = rendered.text, 0, 0
+        cut = _Cut([], [])
         for start, stop in (*rendered.said, (len(text), len(text))):
-            middle = self._middle(text[at:start]) if at < start else None
-            if middle is not None:
-                if begin < at + middle.start:
-                    pieces.append(len(plain))
-                    plain.append(text[begin : at + middle.start])
-                pieces.append(middle.ids)
-                begin, num_special = at + middle.stop, num_special + middle.num_special
+            if at < start and (middle := self._middle(text[at:start])) is not None:
+                cut.texts.append(text[begin : at + middle.start])
+                cut.middles.append(middle)
+                begin = at + middle.stop
             at = stop
-        if begin < len(text):
-            pieces.append(len(plain))
-            plain.append(text[begin:])
-        return _Cut(pieces, num_special)
+        cut.texts.append(text[begin:])
+        return cut
 
     def _middle(self, gap: str) -> _Middle | None:
         if gap in self._middles:
             return self._middles[gap]
-        middle = self._new_middle(gap)
+        marks, middle = self.added.in_gap(gap), None
+        if marks:
+            texts, at = [], marks[0][0]
+            for start, name in marks:
+                texts.append(gap[at:start])
+                at = start + len(name)
+            pairs = zip(self._encode_plain(texts), (self._id_of(name) for _, name in marks), strict=True)
+            middle = _Middle(marks[0][0], at, len(marks), np.concatenate(list(chain.from_iterable(pairs))))
         if len(self._middles) < MOST_KEPT_GAPS:
             self._middles[gap] = middle
         return middle
 
-    def _new_middle(self, gap: str) -> _Middle | None:
-        marks = self.added.in_gap(gap)
-        if not marks:
-            return None
-        texts, at = [], marks[0][0]
-        for start, name in marks:
-            texts.append(gap[at:start])
-            at = start + len(name)
-        pieces: list[Ids | None] = []
-        for (_, name), before in zip(marks, self._encode_plain(texts), strict=True):
-            pieces += [before, np.array([self.added.tokens[name][0]], np.uint32)]
-        return _Middle(marks[0][0], at, len(marks), _joined(pieces))
-
     # Encoding
 
-    def _encode_plain(self, texts: Sequence[str]) -> list[Ids | None]:
-        """The ids of texts in which no special token counts; None where this is not the place to find them."""
+    def _id_of(self, name: str) -> Ids:
+        return np.array([self.added.tokens[name][0]], np.uint32)
+
+    def _encode_plain(self, texts: Sequence[str]) -> list[Ids]:
+        """The ids of texts without special tokens. Other added tokens count in them."""
         together = "\0".join(texts)
-        patterns = [self.added.any_special, *self.added.others]
-        is_changed = self.fast.proof.normalizes and not together.isascii()
-        if not is_changed and not any(pattern.search(together) for pattern in patterns):
+        if not any(pattern.search(together) for pattern in self.added.others):
             return list(self.fast.encode_batch(texts))
         parts = [self._split(text) for text in texts]
-        ids = iter(self.fast.encode_batch([part for some in parts if some for part in some[::2]]))
-        return [None if some is None else self._with_names(some, ids) for some in parts]
+        ids = iter(self.fast.encode_batch([part for some in parts for part in some[::2]]))
+        encoded = []
+        for some in parts:
+            arrays = [next(ids)]
+            for name in some[1::2]:
+                arrays += [self._id_of(name), next(ids)]
+            encoded.append(np.concatenate(arrays))
+        return encoded
 
-    def _with_names(self, parts: Sequence[str], ids: Iterator[Ids]) -> Ids:
-        """The ids of each text, as they come, and those of the names between them."""
-        arrays = list(islice(ids, len(parts[::2])))
-        names = [np.array([self.added.tokens[name][0]], np.uint32) for name in parts[1::2]]
-        return np.concatenate([array for pair in zip_longest(arrays, names, fillvalue=_NO_TOKENS) for array in pair])
-
-    def _split(self, text: str) -> list[str] | None:
-        """Text and the names of added tokens in turn, text first and last. None where a special name is in it."""
-        if self.added.any_special.search(text):
-            return None
+    def _split(self, text: str) -> list[str]:
+        """Text and the names of added tokens in turn, text first and last."""
         first, second = self.added.others
         parts = first.split(text)
-        normalizer = self.fast.backend.normalizer
-        if normalizer is not None:
-            texts = [part for part in parts[::2] if not part.isascii()]
-            if any(normalizer.normalize_str(part) != part for part in texts):
-                return None
         split = [second.split(text) for text in parts[::2]]
         for at, name in enumerate(parts[1::2]):
             split[at].append(name)
@@ -187,15 +176,6 @@ class FastConversationEncoder:
         spans = table.of_tokens(token_stops(ends[:-1], ends[1:], borders, table.ranks), num_tokens)
         at = stops.tolist()
         return [Encoded(tokens[at[n] : at[n + 1]], spans[n]) for n in range(len(rendered))]
-
-
-def _joined(pieces: Iterable[Ids | None]) -> Ids | None:
-    arrays = []
-    for piece in pieces:
-        if piece is None:
-            return None
-        arrays.append(piece)
-    return np.concatenate([_NO_TOKENS, *arrays])
 
 
 def _in_bytes(texts: Sequence[str], table: SpanTable) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

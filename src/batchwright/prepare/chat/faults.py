@@ -1,4 +1,4 @@
-"""What is wrong with one conversation: raised in every stage of chat; the baker makes an error of its row of it."""
+"""The error of one conversation, raised in every stage of chat. A bake turns it into the error of a row."""
 
 from __future__ import annotations
 

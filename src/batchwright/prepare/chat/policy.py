@@ -1,4 +1,4 @@
-"""Which tokens of a conversation are trained: a lookup over its spans, so any policy can be asked of any store.
+"""Loss policies: which tokens of a conversation are trained, as a lookup over its spans. Any store takes any policy.
 
 "assistant"                 what assistants say, and that they stop (default)
 "last"                      the last assistant turn alone
@@ -92,10 +92,7 @@ def _is_last_turn(starts: NDArray[np.integer], spans: dict[str, NDArray[Any]]) -
 def _unknown(loss: Any) -> SpecError:
     names = ("assistant", "last", "all", *ROLES[1:])
     near = suggest(str(loss), names)
-    return SpecError(
-        f"loss={loss!r} is no policy",
-        parameter="loss",
-        remedy=f"perhaps {near!r}"
-        if near
-        else "'assistant', 'last', 'all', or roles such as 'user+assistant', of " + ", ".join(ROLES[1:]),
-    )
+    remedy = f"'assistant', 'last', 'all', or roles such as 'user+assistant', of {', '.join(ROLES[1:])}"
+    if near:
+        remedy = f"perhaps {near!r}"
+    return SpecError(f"loss={loss!r} is no policy", parameter="loss", remedy=remedy)

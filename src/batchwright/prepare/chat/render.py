@@ -1,4 +1,4 @@
-"""Conversation -> text by a chat template, and what every character of it is.
+"""Chat templates: the text of a conversation, with spans that say what every character is.
 
     template = find_template("chatml", tokenizer)
     template.render(conversation)        the text, as transformers' apply_chat_template gives it

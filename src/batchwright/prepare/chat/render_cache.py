@@ -97,20 +97,18 @@ def _frame_of(rendered: Rendered, contents: Sequence[str]) -> _Frame | None:
     if [text[start:stop] for start, stop in said] != list(contents):
         return None
     starts, stops = [0, *(stop for _, stop in said)], [*(start for start, _ in said), len(text)]
-    words = [text[start:stop] for start, stop in zip(starts, stops, strict=True)]
-    begins = [0, *accumulate(map(len, words))]  # of each word, without contents
-    places: dict[int, tuple[int, int]] = {}
-    shift = 0
-    for number, word in enumerate(words):
-        for at in range(len(word) + 1):
-            places.setdefault(begins[number] + shift + at, (begins[number] + at, number))
-        shift += len(contents[number]) if number < len(contents) else 0
+    words = tuple(text[start:stop] for start, stop in zip(starts, stops, strict=True))
     spans = []
     for span in rendered.spans:
-        if span.start not in places or span.stop not in places:
-            return None
-        spans.append((*places[span.start], *places[span.stop], span))
-    return _Frame(tuple(words), tuple(spans))
+        places = []
+        for at in (span.start, span.stop):
+            before = [start for start, _ in said if start < at]
+            number = sum(stop <= at for _, stop in said)
+            if number < len(before):  # inside of a content
+                return None
+            places += [at - sum(map(len, contents[:number])), number]
+        spans.append((places[0], places[1], places[2], places[3], span))
+    return _Frame(words, tuple(spans))
 
 
 def _fill(frame: _Frame, contents: Sequence[str]) -> Rendered:

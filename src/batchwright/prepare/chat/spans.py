@@ -1,4 +1,4 @@
-"""What each character and token of a rendered conversation is: whose, of which turn, and what the model must learn.
+"""Spans: the role, the turn and the part of each character and token of a rendered conversation.
 
 A conversation is rendered to one text by a chat template. Spans tile that text, and later its tokens: so a role, a turn
 or a loss mask is a lookup, whatever policy asks for it.

@@ -1,4 +1,4 @@
-"""The step that turns conversations into tokens, and says what each token is: `bw.chat(...)`, in place of tokenize."""
+"""The recipe step that turns conversations into tokens with spans: `bw.chat(...)`, in place of `bw.tokenize(...)`."""
 
 from __future__ import annotations
 

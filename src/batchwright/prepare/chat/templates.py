@@ -1,4 +1,4 @@
-"""The chat templates that have names, written in ordinary Jinja: nothing treats them other than a user's own.
+"""The built-in chat templates, in ordinary Jinja. They are treated like a user's own.
 
 Their texts are those that the models' own templates give. Where these refuse a conversation (gemma: a system message),
 so do they here. One difference: `mistral` writes the system message before the first user message. Mistral 7B v0.3's

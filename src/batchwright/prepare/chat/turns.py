@@ -1,4 +1,4 @@
-"""From where each string of a conversation is in its text to what every character is: spans that tile the text.
+"""Spans that tile a rendered text, made from the places of its messages.
 
 An assistant's TEXT starts where the generation prompt ends, and stops where its last string does (with tool calls:
 where the end-of-turn marker begins). `{% generation %}` blocks, where a template has them, are taken at their word.

@@ -1,4 +1,4 @@
-"""Tokens of a large unit are held in a file: the same store, and memory that does not grow with the unit."""
+"""The tokens of a large unit go to a file: the same store, and memory that does not grow with the unit."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import batchwright as bw
-from batchwright.baking import held
-from batchwright.baking.held import HeldTokens
+from batchwright.baking import token_spool
+from batchwright.baking.token_spool import TokenSpool
 
 
 def documents(count):
@@ -21,8 +21,9 @@ def documents(count):
 
 
 @pytest.mark.parametrize("most_bytes", [0, 1, 10, 100, 10**6])
-def test_documents_come_back_in_any_order_wherever_they_are_held(tmp_path, most_bytes):
-    tokens = HeldTokens(tmp_path, np.dtype(np.uint16), most_bytes)
+def test_documents_come_back_in_any_order_from_memory_or_a_file(tmp_path, monkeypatch, most_bytes):
+    monkeypatch.setattr(token_spool, "_MOST_BYTES", most_bytes)
+    tokens = TokenSpool(tmp_path, np.dtype(np.uint16))
     for first in range(0, 20, 4):
         tokens.extend(documents(20)[first : first + 4])
     order = list(range(0, 20, 2)) + list(range(1, 20, 2))
@@ -33,7 +34,7 @@ def test_documents_come_back_in_any_order_wherever_they_are_held(tmp_path, most_
 
 
 def test_no_documents_are_no_tokens(tmp_path):
-    assert HeldTokens(tmp_path, np.dtype(np.uint16), 0).in_order([]).dtype == np.uint16
+    assert TokenSpool(tmp_path, np.dtype(np.uint16)).in_order([]).dtype == np.uint16
 
 
 def bytes_of(folder):
@@ -45,7 +46,7 @@ def test_a_store_is_the_same_whether_its_tokens_were_held_in_memory_or_in_a_file
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(rows.encode()))
     recipe = bw.DatasetRecipe().add_ingredient(tmp_path / "a.jsonl.gz").prepare_step(bw.tokenize("bytes"))
     bw.bake(recipe, tmp_path / "one", workers=0, show_progress=False)
-    monkeypatch.setattr(held, "_MOST_BYTES", 10_000)
+    monkeypatch.setattr(token_spool, "_MOST_BYTES", 10_000)
     bw.bake(recipe, tmp_path / "two", workers=0, show_progress=False)
     assert bytes_of(tmp_path / "one") == bytes_of(tmp_path / "two")
 

@@ -1,0 +1,204 @@
+"""Baking into a buffer: everything is read first, then each ingredient is one append.
+
+A recipe that ends in tokens is baked into a temporary store first, so that the buffer has the same documents in the
+same order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from batchwright.baking.inputs import Inputs
+from batchwright.baking.recipe import DatasetRecipe
+from batchwright.baking.recipe_rows import PreparedRows, memory_row, read_recipe
+from batchwright.baking.unit_rows import UnitReport, dropped_in_words, examples_in_words
+from batchwright.base.errors import BatchwrightError, SampleError, SampleTypeError, SpecError
+from batchwright.base.fingerprint import fingerprint
+from batchwright.base.progress import say
+from batchwright.base.words import counted
+from batchwright.store.layout import is_adopted, is_store
+
+if TYPE_CHECKING:
+    from batchwright.buffer.buffer import DatasetBuffer
+    from batchwright.store.reader import Store
+
+__all__ = ["bake_folder", "bake_rows", "check_buffer", "put_tokens"]
+
+_EMPTY = "before the first bake"
+"""The version without rows and columns with which a bake into a folder begins."""
+_AGAIN = " again "
+"""Part of the name of a version that was restored: names are unique."""
+
+
+def check_buffer(into: Any) -> None:
+    from batchwright.buffer.buffer import DatasetBuffer
+
+    if into is not None and not isinstance(into, DatasetBuffer):
+        raise SpecError(
+            f"into= is a buffer, not a {type(into).__name__}",
+            parameter="into",
+            remedy="into=bw.DatasetBuffer(path='rows'), or to='corpus.store' for a store",
+        )
+
+
+def bake_rows(
+    recipe: DatasetRecipe, into: DatasetBuffer | None, *, workers: int, on_error: str, show: bool
+) -> DatasetBuffer:
+    """Append the rows of a recipe to `into`, or to a new buffer."""
+    parts = read_recipe(recipe, workers=workers, on_error=on_error, show=show)
+    buffer = _put(into, parts)
+    say(_summary("a buffer", parts), show=show)
+    return buffer
+
+
+def put_tokens(into: DatasetBuffer | None, store: Store) -> DatasetBuffer:
+    """Append the documents of a store to `into`, or to a new buffer, a source at a time."""
+    return _put(into, [_tokens_of(store, name) for name in store.names])
+
+
+def _tokens_of(store: Store, name: str) -> PreparedRows:
+    import pyarrow as pa
+
+    paths = store.files["path"].to_pylist()
+    pieces: list[Any] = []
+    for split in [info.split for info in store.manifest.streams if info.source == name]:
+        stream = store.stream(name, split)
+        for number in range(len(stream.shard_documents)):
+            shard = stream.shard(number)
+            columns = {
+                # A copy: the store is temporary.
+                "tokens": pa.ListArray.from_arrays(pa.array(shard.offsets), pa.array(shard.tokens.copy())),
+                "source": pa.repeat(name, len(shard.row)),
+                "file": pa.array([paths[file] for file in shard.file.tolist()], pa.string()),
+                "row": pa.array(shard.row.copy()),
+                "split": pa.repeat(split, len(shard.row)),
+            }
+            pieces.append(pa.table(columns))
+    rows: Any = []
+    if pieces:
+        rows = pa.concat_tables(pieces)
+    return PreparedRows(name, rows, memory_row, UnitReport())
+
+
+def bake_folder(recipe: DatasetRecipe, to: Path, *, workers: int, on_error: str, show: bool) -> DatasetBuffer:
+    """The buffer in a folder, with a recipe's rows, opened to read.
+
+    The rows are a version named after the recipe and its files. An older version of this name is restored. Otherwise
+    everything is read, the rows are replaced, and the rows before them stay a version.
+    """
+    from batchwright.buffer.buffer import DatasetBuffer
+
+    _refuse_other_folders(to)
+    inputs = Inputs.of(recipe, shuffle=False)
+    name = f"{recipe.fingerprint} {fingerprint([inputs.key, on_error])[:8]}"
+    if to.exists() and any(to.iterdir()):
+        with DatasetBuffer(path=to, read_only=True) as there:
+            _refuse_other_buffers(to, there)
+            if _is_at(there, name):
+                say(f"{to}: up to date ({len(there):,} rows)", show=show)
+                return DatasetBuffer(path=to, read_only=True)
+    with DatasetBuffer(path=to) as buffer:
+        if not buffer.versions():
+            buffer.commit(_EMPTY)
+        _refuse_other_buffers(to, buffer)
+        if buffer.versions()[-1].number != buffer.number:
+            buffer.commit()  # rows that no version holds: they would be lost
+        if any(version.name == name for version in buffer.versions()):
+            if not _is_at(buffer, name):
+                _restore(buffer, name, name)
+            summary = f"{to}: {len(buffer):,} rows, as they were baked before"
+        else:
+            parts = read_recipe(recipe, workers=workers, on_error=on_error, show=show)
+            _replace_rows(buffer, parts, name)
+            summary = _summary(str(to), parts)
+    say(summary, show=show)
+    return DatasetBuffer(path=to, read_only=True)
+
+
+def _replace_rows(buffer: DatasetBuffer, parts: Sequence[PreparedRows], name: str) -> None:
+    before = buffer.versions()[-1]
+    try:
+        buffer.rollback(_EMPTY)
+        _append_all(buffer, parts)
+        buffer.commit(name)
+    except BaseException:
+        with contextlib.suppress(BatchwrightError, OSError):  # after a full disk, say, the next bake repairs it
+            _restore(buffer, before, before.name)
+        raise
+
+
+def _restore(buffer: DatasetBuffer, version: Any, name: str) -> None:
+    buffer.rollback(version)
+    buffer.commit(f"{name.split(_AGAIN)[0]}{_AGAIN}{buffer.number}")
+
+
+def _is_at(buffer: DatasetBuffer, name: str) -> bool:
+    """Whether a buffer's rows are those of a version of this name, unchanged."""
+    versions = buffer.versions()
+    if not versions or versions[-1].number != buffer.number:
+        return False
+    return bool(versions[-1].name.split(_AGAIN)[0] == name)
+
+
+def _refuse_other_buffers(to: Path, buffer: DatasetBuffer) -> None:
+    if buffer.number and not any(version.name == _EMPTY for version in buffer.versions()):
+        raise SpecError(
+            f"{to} is a buffer that was not baked, and is left as it is",
+            parameter="to",
+            remedy=f"a folder of its own; or bake(recipe, into=bw.DatasetBuffer(path={str(to)!r})), to add to it",
+        )
+
+
+def _refuse_other_folders(to: Path) -> None:
+    if to.exists() and not to.is_dir():
+        raise SpecError(f"{to} is a file", parameter="to", remedy="a new folder, such as to='rows'")
+    if is_store(to) or is_adopted(to):
+        raise SpecError(
+            f"{to} is a store of tokens, and this recipe has no tokenize step",
+            parameter="to",
+            remedy="recipe.prepare_step(bw.tokenize('bytes')), or a folder of its own for the rows",
+        )
+
+
+def _put(into: DatasetBuffer | None, parts: Sequence[PreparedRows]) -> DatasetBuffer:
+    """Append each ingredient's rows. A row that does not fit leaves `into` unchanged."""
+    from batchwright.buffer.buffer import DatasetBuffer
+
+    if into is None:
+        into = DatasetBuffer()
+    elif sum(len(part) > 0 for part in parts) > 1:
+        _append_all(into.select([]), parts)  # a rehearsal: raises before any of it is in `into`
+    _append_all(into, parts)
+    return into
+
+
+def _append_all(buffer: DatasetBuffer, parts: Sequence[PreparedRows]) -> None:
+    for part in parts:
+        if len(part):
+            _append(buffer, part)
+
+
+def _append(buffer: DatasetBuffer, part: PreparedRows) -> None:
+    add = buffer.append if isinstance(part.rows, list) else buffer.extend
+    try:
+        add(part.rows, origin=part.name)
+    except (SampleError, SampleTypeError) as error:
+        number = error.where.pop("row", None)
+        error.where["ingredient"] = part.name
+        if isinstance(number, int) and 0 <= number < len(part):
+            error.where |= part.place_of(number)
+        raise
+
+
+def _summary(where: str, parts: Sequence[PreparedRows]) -> str:
+    """The result of a bake, in a few lines."""
+    lines = [f"{where}: {counted(sum(map(len, parts)), 'row')}"]
+    for part in parts:
+        if part.report.dropped:
+            kept = f"{len(part):,} of {part.report.rows_read:,} rows kept"
+            lines.append(f"  {part.name}: {kept}; dropped: {dropped_in_words(part.report.dropped)}")
+    examples = [example for part in parts for example in part.report.examples]
+    return "\n".join([*lines, *examples_in_words(examples)])
