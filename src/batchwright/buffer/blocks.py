@@ -102,9 +102,11 @@ class NumberColumn:
         """A function that writes one value of exactly this type to a row; others are a `SlowWrite`."""
         values, dtype, shape, row_bytes = self.values, self.values.dtype, self.values.shape[1:], self.row_bytes
         exact: Any = {"i8": int, "f8": float, "b1": bool}.get(dtype.str[1:], dtype.type)
+        if shape:
+            exact = np.ndarray
 
         def write_array(at: int, value: Any) -> None:
-            if type(value) is not np.ndarray or value.dtype != dtype or value.shape != shape:
+            if type(value) is not exact or value.dtype != dtype or value.shape != shape:
                 raise SlowWrite
             values[at] = value
             costs.written += row_bytes
@@ -139,8 +141,8 @@ class NumberColumn:
         return self.valid
 
     def read(self, start: int, stop: int) -> Numbers:
-        found: Any = part_of(Numbers(self.values, self.valid), slice(start, stop))
-        return found  # type: ignore[no-any-return]
+        valid = self.valid
+        return Numbers(self.values[start:stop], valid if valid is None else valid[start:stop])
 
     last_put = read
 
@@ -438,8 +440,11 @@ class Segment(NamedTuple):
         column = self.columns.get(field.name)
         if column is None:
             return missing(field, self.num_rows)
-        values = column.read(self.start, self.stop)
-        return values if self.keep is None else part_of(values, self.keep - self.start)
+        if self.keep is None:
+            return column.read(self.start, self.stop)
+        if isinstance(column, NumberColumn):
+            return part_of(Numbers(column.values, column.valid), self.keep)
+        return part_of(column.read(self.start, self.stop), self.keep - self.start)
 
 
 def missing_column(field: Field, block: Block) -> Column:

@@ -214,7 +214,10 @@ class DatasetBuffer(Reads):
         contents = self._contents
         if contents.kind != "dict" or not (self._disk is None or self._disk.folder.is_writer):
             return False
-        column = None if self.max_size is None else column_of(self.drop_strategy)
+        max_size, strategy, _ = contents.settings
+        if max_size is None or strategy == "oldest":
+            return True
+        column = column_of(strategy)
         return column is None or column[0] in contents.table.schema.numeric
 
     def _accept(self, count: int) -> range:
@@ -230,7 +233,8 @@ class DatasetBuffer(Reads):
                 self._catch_up(disk)
                 disk.write_rows(contents, table.last_put(count), count, now)
             ids = table.accept(count, now)
-            contents.drop_over()
+            if is_over:
+                contents.drop_over()
         except BaseException:
             if saved is not None:
                 table.restore(saved)

@@ -110,18 +110,18 @@ def rows_of_tensor(tensor: Any, remedy: str) -> NDArray[Any]:
 
 def array_of_tensor(tensor: Any) -> NDArray[Any]:
     """A tensor or array of any library as NumPy, in this machine's byte order; shares memory where it can."""
+    if type(tensor) is np.ndarray and tensor.dtype in DTYPES:
+        return tensor
     if isinstance(tensor, np.ma.MaskedArray):
         raise Misfit(
             "a masked array: its mask would be lost",
             got=describe(tensor),
             remedy="array.filled(value), and the mask as a column of its own",
         )
-    array = np.asarray(_numpy_of(tensor))
-    if array.dtype in DTYPES:
-        return array
+    array = np.asarray(tensor if isinstance(tensor, np.ndarray) else _numpy_of(tensor))
     native = array.dtype.newbyteorder("=")
     if native in DTYPES:
-        return array.astype(native)
+        return array.astype(native, copy=False)
     return array
 
 

@@ -43,8 +43,13 @@ class Draw:
     """The rows that were drawn, in the order in which they were drawn."""
 
     index: NDArray[np.int64]
-    probability: F64
-    """In one draw from all rows. Under replace=False that is the first one: later ones have fewer rows left."""
+    chance: F64 | float
+    """One number where all rows are equally probable."""
+
+    @property
+    def probability(self) -> F64:
+        """In one draw from all rows. Under replace=False that is the first one: later ones have fewer rows left."""
+        return np.full(len(self.index), self.chance) if isinstance(self.chance, float) else self.chance
 
 
 class Priorities:
@@ -167,7 +172,7 @@ def _draw_uniformly(num_rows: int, count: int, key: int, replace: bool) -> Draw:
     else:
         chosen = choose(num_rows, count, key)
         index = chosen[np.argsort(_noise(count, key_of(key, "order")))]
-    return Draw(index, np.full(count, 1 / max(num_rows, 1)))
+    return Draw(index, 1 / max(num_rows, 1))
 
 
 def _draw_recent(num_rows: int, count: int, key: int, replace: bool, lives: float) -> Draw:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -72,11 +73,14 @@ class BufferTable:
         """What `restore` needs, should the change that is about to be made fail. Its cost does not grow with rows."""
         tail = self._tail
         of_tail = tail and (tail.num_rows, tail.columns, len(tail.ledger))
-        return {**vars(self), "_sealed": list(self._sealed)}, len(self.origins), of_tail
+        numbers = self.num_rows, self.next_id, self.number, self.next_serial, len(self.origins)
+        # Not vars(self): that would make each later access to an attribute slower.
+        return self.schema, list(self._sealed), tail, self._tail_start, numbers, of_tail
 
     def restore(self, saved: tuple[Any, ...]) -> None:
-        mine, num_origins, of_tail = saved
-        vars(self).update(mine, _view=None, _writers=None)
+        self.schema, self._sealed, self._tail, self._tail_start, numbers, of_tail = saved
+        self.num_rows, self.next_id, self.number, self.next_serial, num_origins = numbers
+        self._view = self._writers = None
         del self.origins[num_origins:]
         tail = self._tail
         if tail is not None:
@@ -297,11 +301,14 @@ class BufferTable:
     def _by_segment(self, which: NDArray[np.int64]) -> list[tuple[Segment, NDArray[np.int64]]]:
         """Each sealed segment, and those of its rows that are among some rows of the table."""
         first = np.cumsum([0, *(segment.num_rows for segment in self._sealed)])
-        cuts = np.searchsorted(which, first)
-        return [
-            (segment, which[cuts[number] : cuts[number + 1]] - first[number])
-            for number, segment in enumerate(self._sealed)
-        ]
+        cuts = np.searchsorted(which, first).tolist()
+        found = []
+        for number, (begin, end) in enumerate(pairwise(cuts)):
+            local = which[begin:end]
+            if begin < end:
+                local = local - first[number]
+            found.append((self._sealed[number], local))
+        return found
 
     def drop_first(self, count: int) -> None:
         """The oldest rows go: nothing that stays is touched."""
@@ -338,12 +345,14 @@ class BufferTable:
         sparse = {id(block) for block in self._blocks() if live[id(block)] < _SPARSE * block.num_rows}
         if id(self._tail) in sparse:
             self.seal()
-        done: list[Segment] = []
-        for group in _neighbours(self._sealed, sparse, capacity_for(1 << 62, self.schema, 0)):
-            if id(group[0].block) in sparse:
-                group = [self._rewritten(group)]
-            done += group
-        self._sealed = self._with_small_ones_joined(done)
+        if sparse:
+            done: list[Segment] = []
+            for group in _neighbours(self._sealed, sparse, capacity_for(1 << 62, self.schema, 0)):
+                if id(group[0].block) in sparse:
+                    group = [self._rewritten(group)]
+                done += group
+            self._sealed = done
+        self._sealed = self._with_small_ones_joined(list(self._sealed))
 
     def _with_small_ones_joined(self, segments: list[Segment]) -> list[Segment]:
         """Eight neighbours as one block, if each is small, and none as large as the others together.
@@ -429,10 +438,14 @@ def _with_last_joined(segments: list[Segment]) -> list[Segment]:
 def _neighbours(segments: list[Segment], sparse: set[int], limit: int) -> list[list[Segment]]:
     """Groups of neighbours in sparse blocks, of at most `limit` rows; each of the others alone."""
     groups: list[list[Segment]] = []
+    num_rows, was_sparse = 0, False
     for segment in segments:
-        group = [*(groups[-1] if groups else []), segment]
-        if len(group) > 1 and {id(s.block) for s in group} <= sparse and sum(s.num_rows for s in group) <= limit:
-            groups[-1] = group
+        is_sparse = id(segment.block) in sparse
+        if is_sparse and was_sparse and num_rows + segment.num_rows <= limit:
+            groups[-1].append(segment)
+            num_rows += segment.num_rows
         else:
             groups.append([segment])
+            num_rows = segment.num_rows
+        was_sparse = is_sparse
     return groups
