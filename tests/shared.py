@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -48,3 +50,20 @@ BATCH_ARRAYS = (
 def arrays_of(batch: bw.TrainingBatch) -> dict[str, Any]:
     """Every array of a batch, also those that its mapping leaves out."""
     return {name: value for name in BATCH_ARRAYS if (value := getattr(batch, name)) is not None}
+
+
+def in_child(call: Callable[[], Any]) -> str:
+    """The repr of what a call returns in a forked child, or its error."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if not pid:
+        try:
+            answer = repr(call())
+        except BaseException as error:
+            answer = f"{type(error).__name__}: {error}"
+        os.write(write, answer.encode())
+        os._exit(0)
+    os.close(write)
+    os.waitpid(pid, 0)
+    with open(read, "rb") as answers:
+        return answers.read().decode()

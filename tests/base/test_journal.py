@@ -15,6 +15,7 @@ from batchwright.base import journal as module
 from batchwright.base.errors import BusyError, OutOfSpaceError, StoreError
 from batchwright.base.journal import HEAD_BYTES, Journal, read_head, read_records, salvage_records
 from refusals import refused
+from shared import in_child
 
 ID = bytes(range(16))
 PAYLOADS = [b"first", b"", b"a third one"]
@@ -362,23 +363,6 @@ def test_a_failed_sync_is_not_forgotten(path, monkeypatch):
 
 
 # Children
-
-
-def in_child(call) -> str:
-    """What a forked child's call answers."""
-    read, write = os.pipe()
-    pid = os.fork()
-    if not pid:
-        try:
-            answer = repr(call())
-        except BaseException as error:
-            answer = f"{type(error).__name__}: {error}"
-        os.write(write, answer.encode())
-        os._exit(0)
-    os.close(write)
-    os.waitpid(pid, 0)
-    with open(read, "rb") as answers:
-        return answers.read().decode()
 
 
 def test_a_child_cannot_write_and_is_told_who_can(path):

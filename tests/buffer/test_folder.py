@@ -11,7 +11,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from test_codec import COLUMNS, SCHEMA, same
-from test_journal import in_child
 
 from batchwright.base.errors import BusyError, OutOfSpaceError, SpecError, StoreError
 from batchwright.base.journal import read_records
@@ -19,6 +18,7 @@ from batchwright.buffer.folder import POINTER, BufferFolder
 from batchwright.buffer.schema import Field, Numbers, Schema
 from harness import say
 from refusals import refused
+from shared import in_child
 
 ALL = {name: column for name, (_, column) in COLUMNS.items()}
 SMALL = Schema((Field("x", pa.int64()),))
