@@ -43,7 +43,7 @@ def raw(tmp_path: Path) -> Path:
 def small_units(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several units from a few kilobytes: two or three lines each, four rows from memory."""
     monkeypatch.setattr(units, "UNIT_BYTES", 150)
-    monkeypatch.setattr(units, "_UNIT_ROWS", 4)
+    monkeypatch.setattr(units.cut_rows, "__defaults__", (4,))
 
 
 @pytest.fixture(scope="session")

@@ -176,7 +176,7 @@ def test_what_cannot_travel_is_refused_with_a_remedy(tmp_path, quiet_bake):
 
 def bake_and_stand_still(pids: Path, to: Path) -> None:
     """Two workers, each of which says that it is there, and does not come to an end."""
-    units._UNIT_ROWS = 1
+    units.cut_rows.__defaults__ = (1,)
 
     def wait(row):
         (pids / str(os.getpid())).touch()

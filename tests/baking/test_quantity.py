@@ -84,7 +84,7 @@ def test_another_seed_keeps_other_rows(source, tmp_path, quiet_bake):
 def test_a_quantity_of_rows_from_memory(tmp_path, quiet_bake, monkeypatch):
     rows = [f"row {n}" for n in range(40)]
     whole = kept(bake(rows, tmp_path / "a.store", quiet_bake, quantity=12))
-    monkeypatch.setattr(units, "_UNIT_ROWS", 7)
+    monkeypatch.setattr(units.cut_rows, "__defaults__", (7,))
     assert kept(bake(rows, tmp_path / "b.store", quiet_bake, quantity=12)) == whole
     assert len(whole) == 12
 

@@ -180,7 +180,7 @@ class Store:
         )
 
     def is_as_written(self, row: int) -> bool:
-        """Whether the bytes of a shard have the hash in the table. Reads them all."""
+        """Whether the shard in `row` of the table has the bytes of its hash. Reads them all."""
         return bool(fingerprint_file(self.shard_path(row)) == self.shards["file_hash"][row].as_py())
 
     def undamaged_shard(self, row: int) -> MappedShard | None:
