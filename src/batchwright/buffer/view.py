@@ -49,6 +49,8 @@ class View:
     def checked(self, indices: Any, *, what: str = "indices") -> NDArray[np.int64]:
         """Row numbers from 0 of numbers that may count from the end; RowIndexError where there is no such row."""
         index, count = whole_numbers(indices, what), len(self)
+        if not len(index) or (index.min() >= 0 and index.max() < count):
+            return index
         wrong = index[(index < -count) | (index >= count)]
         if len(wrong):
             remedy = "the buffer is empty: append rows first"
