@@ -87,8 +87,12 @@ def _mixed_column(source: Any) -> Any:
 
     for name in getattr(source, "columns", ()):
         try:
-            pa.array(source[name], from_pandas=True)
-        except (pa.ArrowException, TypeError, ValueError, KeyError):
+            column = source[name]
+        except (TypeError, ValueError, KeyError):  # not a frame
+            return None
+        try:
+            pa.array(column, from_pandas=True)
+        except (pa.ArrowException, TypeError, ValueError):
             return name
     return None
 
