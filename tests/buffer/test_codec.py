@@ -133,8 +133,8 @@ def test_equal_schemas_are_equal_after_columns_were_encoded():
     [
         codec.Append(1, 1_700_000_000_000_000, b"columns", 1, 0.5, "-loss", "hard negatives", "row", None),
         codec.Append(1, 2, b"columns", 1, float("-inf"), "random", None, "row", b"schema"),
-        codec.Change(2, 3, codec.encode_ids(np.array([1, 2])), b"columns", None),
-        codec.Drop(3, 4, codec.encode_ids(np.array([], np.int64))),
+        codec.SetValues(2, 3, codec.encode_ids(np.array([1, 2])), b"columns", None),
+        codec.DropRows(3, 4, codec.encode_ids(np.array([], np.int64))),
         codec.Rollback(4, 5, 0),
         codec.SettingsChange(5, 6, None, "oldest", (1 << 64) - 1),
     ],

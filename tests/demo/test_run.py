@@ -118,21 +118,21 @@ def test_a_resumed_run_that_stops_short_is_not_equal():
 
 
 def test_other_weights_at_the_end_are_noticed():
-    one, other = (training.Run(Path(), Path(), 4, 2, weights=weights) for weights in ("w", "v"))
+    one, other = (training.TrainingRun(Path(), Path(), 4, 2, weights=weights) for weights in ("w", "v"))
     with pytest.raises(NotAsExpected, match="weights"):
         training.expect_equal_weights(one, other, "other run")
 
 
 def test_a_kill_that_did_not_happen_is_an_error(demo, tmp_path, monkeypatch):
     monkeypatch.setattr(training.os, "kill", lambda *_: None)
-    unharmed = training.Run(demo[1] / "corpus.store", tmp_path, 24, 2)
+    unharmed = training.TrainingRun(demo[1] / "corpus.store", tmp_path, 24, 2)
     with refused(WorkerError, exit_code=0):
         unharmed.watch(kill_after=5)
 
 
 def test_a_training_process_that_fails_is_reported_with_what_it_said(tmp_path):
     with refused(WorkerError, exit_code=1) as caught:
-        training.Run(tmp_path / "no.store", tmp_path / "run", 24, 2).watch()
+        training.TrainingRun(tmp_path / "no.store", tmp_path / "run", 24, 2).watch()
     assert "no.store" in str(caught.value.where["output"])
 
 

@@ -15,7 +15,7 @@ from batchwright.demo import spike
 from batchwright.demo.harness import NotAsExpected
 from batchwright.demo.model import loss_and_gradients, new_weights, row_losses_and_gradients
 from batchwright.demo.train import kept_checkpoint, read_checkpoint
-from batchwright.demo.training import Run
+from batchwright.demo.training import TrainingRun
 from batchwright.store.plans import list_plans
 from refusals import refused
 
@@ -131,8 +131,10 @@ def test_a_difference_in_one_bit_is_named(demo, plans, monkeypatch, capsys, whic
     resumed_from, parted_at = plans[1].amendments[0].at // 2 - 1, min(use.step for use in uses)
     losses = {s: (2.0 if s < parted_at else 3.0).hex() for s in range(STEPS)}
     settings = (demo[1] / "spike.store", demo[1] / "runs" / "first", STEPS, 10)
-    first = Run(*settings, losses={s: (5.0 if s == parted_at else 2.0).hex() for s in range(STEPS)})
-    amended = Run(*settings, losses={s: loss for s, loss in losses.items() if s >= resumed_from}, weights="same")
+    first = TrainingRun(*settings, losses={s: (5.0 if s == parted_at else 2.0).hex() for s in range(STEPS)})
+    amended = TrainingRun(
+        *settings, losses={s: loss for s, loss in losses.items() if s >= resumed_from}, weights="same"
+    )
 
     def watch(whole):
         whole.losses, whole.weights = dict(losses), "other" if which == "weights" else "same"
@@ -141,7 +143,7 @@ def test_a_difference_in_one_bit_is_named(demo, plans, monkeypatch, capsys, whic
 
     if which == "amended":
         _change_one_bit(amended.losses, resumed_from)
-    monkeypatch.setattr(Run, "watch", watch)
+    monkeypatch.setattr(TrainingRun, "watch", watch)
     if which is None:
         spike._prove(settings[0], first, amended, plans[1], resumed_from, uses)
         assert said in capsys.readouterr().out
@@ -156,7 +158,7 @@ def _change_one_bit(losses: dict[int, str], step: int) -> None:
 
 def test_blame_that_falls_on_real_text_is_not_hidden(demo, monkeypatch):
     monkeypatch.chdir(demo[1].parent)
-    first = Run(Path(".demo/spike.store"), Path(".demo/runs/first"), STEPS, STEPS // 16)
+    first = TrainingRun(Path(".demo/spike.store"), Path(".demo/runs/first"), STEPS, STEPS // 16)
     planted = spike._Planted(Path(".demo/planted/mangled.py"), (13, 52))
     jump = _jump(demo[0])
     records = bw.trace(first.store, first.checkpoint().loader, step=jump)
@@ -170,19 +172,19 @@ def test_blame_that_falls_on_real_text_is_not_hidden(demo, monkeypatch):
 
 def test_a_jump_that_stays_is_not_hidden():
     losses = {step: (5.0 if step == 40 else 2.0).hex() for step in range(50)}
-    first, amended = (Run(Path(), Path(), 50, 10, losses=losses) for _ in range(2))
+    first, amended = (TrainingRun(Path(), Path(), 50, 10, losses=losses) for _ in range(2))
     with pytest.raises(NotAsExpected, match="jumps again"):
         spike._expect_no_jump(first, amended, resumed_from=30)
 
 
 def test_a_run_without_a_jump_is_not_as_expected():
-    calm = Run(Path(), Path(), 50, 10, losses={step: (2.0).hex() for step in range(50)})
+    calm = TrainingRun(Path(), Path(), 50, 10, losses={step: (2.0).hex() for step in range(50)})
     with pytest.raises(NotAsExpected, match=r"1\.8 "):
         spike._first_jump(calm)
 
 
 def test_a_skip_that_this_run_never_comes_to_is_not_as_expected(demo, plans):
-    run = Run(demo[1] / "spike.store", demo[1] / "runs" / "first", num_steps=10, checkpoint_steps=5)
+    run = TrainingRun(demo[1] / "spike.store", demo[1] / "runs" / "first", num_steps=10, checkpoint_steps=5)
     uses = bw.find(run.store, plans[0], file="mangled.py")
     with pytest.raises(NotAsExpected, match="skipped"):
         spike._prove(run.store, run, run, plans[1], 5, uses)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchwright.order.schedule import NEVER, Order
-from batchwright.order.sweep import Change
+from batchwright.order.sweep import OrderChange
 
 FAR = 900
 """Positions that are looked at."""
@@ -38,7 +38,7 @@ def histories(draw):
         names |= joining
         asked = weights_of(draw, list(names)) if draw(st.booleans()) else None
         is_mixture |= asked is not None
-        changes.append(Change(at, None if asked is None else ((at, asked),), tuple(joining.items())))
+        changes.append(OrderChange(at, None if asked is None else ((at, asked),), tuple(joining.items())))
     return spec, changes
 
 
@@ -125,7 +125,7 @@ def test_what_happens_when_a_source_has_given_its_rows(exhausted, ends):
 
 
 def test_without_weights_a_new_source_waits_for_the_next_epoch():
-    order = Order({"web": 10}, seed=0, changes=[Change(4, sizes=(("code", 5),))])
+    order = Order({"web": 10}, seed=0, changes=[OrderChange(4, sizes=(("code", 5),))])
     assert order.at(np.arange(10)).source.tolist() == [0] * 10
     assert sorted(order.at(np.arange(10, 25)).source.tolist()) == [0] * 10 + [1] * 5
     assert order.epochs.eras == ((0, 10), (10, 15))
@@ -133,7 +133,7 @@ def test_without_weights_a_new_source_waits_for_the_next_epoch():
 
 def test_a_source_that_grew_ends_its_epoch_over_the_rows_it_had():
     order = Order(
-        {"web": 10, "code": 4}, seed=3, weights={"web": 1, "code": 1}, changes=[Change(5, sizes=(("web", 13),))]
+        {"web": 10, "code": 4}, seed=3, weights={"web": 1, "code": 1}, changes=[OrderChange(5, sizes=(("web", 13),))]
     )
     draw = order.at(np.arange(60))
     web = [(e, i) for s, i, e in zip(*(part.tolist() for part in draw), strict=True) if s == 0]
@@ -146,19 +146,19 @@ def test_weights_that_come_later_by_schedule_are_replaced_by_a_change_before_the
         {"a": 50, "b": 50},
         seed=0,
         weights=((0, {"a": 1}), (100, {"b": 1})),
-        changes=[Change(60, weights=((60, {"a": 1, "b": 1}),))],
+        changes=[OrderChange(60, weights=((60, {"a": 1, "b": 1}),))],
     )
     assert not order.at(np.arange(60)).source.any()
     assert abs(int(order.at(np.arange(60, 160)).source.sum()) - 50) <= 1
 
 
 def test_a_row_that_is_never_given_has_no_position():
-    order = Order({"a": 5, "b": 5}, seed=0, weights={"a": 1}, changes=[Change(3, weights=((3, {"a": 1}),))])
+    order = Order({"a": 5, "b": 5}, seed=0, weights={"a": 1}, changes=[OrderChange(3, weights=((3, {"a": 1}),))])
     assert order.positions(1, [0], 0).tolist() == [NEVER]
 
 
 def test_num_rows_can_move_the_end_of_the_run():
-    order = Order({"a": 5}, seed=0, weights={"a": 1}, num_rows=20, changes=[Change(20, num_rows=30)])
+    order = Order({"a": 5}, seed=0, weights={"a": 1}, num_rows=20, changes=[OrderChange(20, num_rows=30)])
     assert order.epochs.end_of(1) == 30
 
 

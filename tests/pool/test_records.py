@@ -7,7 +7,7 @@ import pytest
 
 from batchwright.base.memory import BlockPool
 from batchwright.columns.shard import Column
-from batchwright.pool.records import Layout
+from batchwright.pool.records import RecordLayout
 
 
 @pytest.mark.parametrize("dtype", ["?", "u1", "i2", "f2", "u4", "f4", "i8", "f8"])
@@ -19,7 +19,7 @@ def test_columns_come_back_bit_for_bit(dtype, shape):
         "b": rng.integers(0, 100, (9, *shape)).astype(dtype),
         "c": rng.random((9, 3), dtype=np.float32),
     }
-    layout = Layout({name: Column(array.dtype, array.shape[1:]) for name, array in columns.items()})
+    layout = RecordLayout({name: Column(array.dtype, array.shape[1:]) for name, array in columns.items()})
     records = layout.pack(columns)
     order = np.array([8, 0, 3, 3])
     back = layout.unpack(records[order], BlockPool())
@@ -30,13 +30,13 @@ def test_columns_come_back_bit_for_bit(dtype, shape):
 
 def test_columns_with_strides_are_packed_as_they_read():
     wide = np.arange(60, dtype=np.int32).reshape(10, 6)
-    layout = Layout({"x": Column(np.dtype(np.int32), (3,))})
+    layout = RecordLayout({"x": Column(np.dtype(np.int32), (3,))})
     records = layout.pack({"x": wide[::2, ::2]})
     assert (layout.unpack(records, BlockPool())["x"] == wide[::2, ::2]).all()
 
 
 def test_columns_that_are_held_are_not_overwritten():
-    layout, memory = Layout({"x": Column(np.dtype(np.int64), ())}), BlockPool()
+    layout, memory = RecordLayout({"x": Column(np.dtype(np.int64), ())}), BlockPool()
     held = []
     for number in range(20):
         records = layout.pack({"x": np.full(100, number)})

@@ -20,9 +20,9 @@ from batchwright.columns.addresses import rows_apart
 
 __all__ = [
     "ArrowColumn",
-    "Block",
     "Column",
     "NumberColumn",
+    "RowBlock",
     "Segment",
     "SlowWrite",
     "capacity_for",
@@ -312,7 +312,7 @@ def _level(num_rows: int) -> int:
 Column = NumberColumn | ArrowColumn
 
 
-class Block:
+class RowBlock:
     """Rows that came one after the other. Rows are added at its end, up to its capacity; those there never move.
 
     A column that is not in `columns` is null in every row.
@@ -382,7 +382,7 @@ class Block:
 class Segment(NamedTuple):
     """The live rows of a block as one version sees them: rows [start, stop), or those that `keep` lists."""
 
-    block: Block
+    block: RowBlock
     columns: dict[str, Column]
     start: int
     stop: int
@@ -390,7 +390,7 @@ class Segment(NamedTuple):
     """Offsets in the block, ascending; start and stop are then the first and the last one's end."""
 
     @classmethod
-    def of(cls, block: Block) -> Segment:
+    def of(cls, block: RowBlock) -> Segment:
         """All rows of a block."""
         return cls(block, block.columns, 0, block.num_rows)
 
@@ -447,7 +447,7 @@ class Segment(NamedTuple):
         return part_of(column.read(self.start, self.stop), self.keep - self.start)
 
 
-def missing_column(field: Field, block: Block) -> Column:
+def missing_column(field: Field, block: RowBlock) -> Column:
     """A column of a block that is null in all of its rows."""
     if field.numbers is None:
         return ArrowColumn(field.type, pa.nulls(block.num_rows, field.type))

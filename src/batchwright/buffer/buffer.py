@@ -348,10 +348,10 @@ class DatasetBuffer(Reads):
             return
         schema = known.merged(fields)
 
-        def record(number: int, time_us: int) -> codec.Change:
+        def record(number: int, time_us: int) -> codec.SetValues:
             data = codec.encode_columns(schema, columns)
             new = None if schema == known else codec.encode_schema(schema)
-            return codec.Change(number, time_us, codec.encode_ids(ids), data, new)
+            return codec.SetValues(number, time_us, codec.encode_ids(ids), data, new)
 
         self._do(record, lambda contents, now: contents.change(ids, schema, columns), in_place=True)
 
@@ -366,7 +366,7 @@ class DatasetBuffer(Reads):
             if not len(gone):
                 return
             self._do(
-                lambda number, now: codec.Drop(number, now, codec.encode_ids(gone)),
+                lambda number, now: codec.DropRows(number, now, codec.encode_ids(gone)),
                 lambda contents, now: contents.drop(gone),
             )
 

@@ -19,10 +19,10 @@ from batchwright.buffer.schema import Columns, Field, Numbers, Schema, Values
 
 __all__ = [
     "Append",
-    "Change",
-    "Drop",
+    "DropRows",
     "Operation",
     "Rollback",
+    "SetValues",
     "SettingsChange",
     "decode",
     "decode_columns",
@@ -60,7 +60,7 @@ class Append(msgspec.Struct, array_like=True, tag=1, frozen=True):
     """None: as it was."""
 
 
-class Change(msgspec.Struct, array_like=True, tag=2, frozen=True):
+class SetValues(msgspec.Struct, array_like=True, tag=2, frozen=True):
     """New values of some columns for some rows."""
 
     number: int
@@ -70,7 +70,7 @@ class Change(msgspec.Struct, array_like=True, tag=2, frozen=True):
     schema: bytes | None
 
 
-class Drop(msgspec.Struct, array_like=True, tag=3, frozen=True):
+class DropRows(msgspec.Struct, array_like=True, tag=3, frozen=True):
     """Rows that went."""
 
     number: int
@@ -96,7 +96,7 @@ class SettingsChange(msgspec.Struct, array_like=True, tag=5, frozen=True):
     seed: int
 
 
-Operation = Append | Change | Drop | Rollback | SettingsChange
+Operation = Append | SetValues | DropRows | Rollback | SettingsChange
 
 _operations: msgspec.msgpack.Decoder[Operation] = msgspec.msgpack.Decoder(Operation)
 

@@ -117,17 +117,17 @@ class Durable:
                 remedy="restore the folder from a copy",
             )
         schema = table.schema
-        if isinstance(change, codec.Append | codec.Change) and change.schema is not None:
+        if isinstance(change, codec.Append | codec.SetValues) and change.schema is not None:
             schema = codec.decode_schema(change.schema)
         match change:
             case codec.Append():
                 columns = codec.decode_columns(schema, change.columns, change.num_rows)
                 how = {name: getattr(change, name) for name in ("kind", "retain", "by", "origin", "time_us")}
                 contents.add(schema, columns, **how)
-            case codec.Change():
+            case codec.SetValues():
                 ids = codec.decode_ids(change.ids)
                 contents.change(ids, schema, codec.decode_columns(schema, change.columns, len(ids)))
-            case codec.Drop():
+            case codec.DropRows():
                 contents.drop(codec.decode_ids(change.ids))
             case codec.Rollback():
                 contents.roll_back(self._version(contents, change.version))

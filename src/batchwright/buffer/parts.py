@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from batchwright.buffer.blocks import ArrowColumn, Block, Column, NumberColumn, Segment
+from batchwright.buffer.blocks import ArrowColumn, Column, NumberColumn, RowBlock, Segment
 from batchwright.buffer.folder import BufferFolder
 from batchwright.buffer.schema import Numbers, Schema, Values
 from batchwright.buffer.view import View, joined_values
@@ -110,7 +110,7 @@ class Parts:
 
     def read(self, entry: Document, schema: Schema) -> Segment:
         """The segment that `write` was given, over the memory of its files."""
-        block = Block(entry["serial"], entry["num_rows"], entry["first_id"])
+        block = RowBlock(entry["serial"], entry["num_rows"], entry["first_id"])
         block.num_rows = entry["num_rows"]
         pieces: dict[str, list[tuple[str, Values]]] = {}
         ids: list[NDArray[np.int64]] = []
@@ -152,7 +152,7 @@ class Parts:
         self._lists[id(keep)] = keep, entry["keep"]
         return keep
 
-    def _remember(self, block: Block, entries: list[Document]) -> None:
+    def _remember(self, block: RowBlock, entries: list[Document]) -> None:
         """Which files have a block's columns, so that they are not written again."""
         parts = self._parts.setdefault(block.serial, [])
         known = {part.file: part for part in parts}

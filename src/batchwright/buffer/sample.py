@@ -26,7 +26,7 @@ from batchwright.base.errors import SpecError
 from batchwright.base.seeds import U64, key_of, mix64
 from batchwright.buffer.retain import below, choose, is_number, sequence
 
-__all__ = ["Draw", "Priorities", "draw", "weights"]
+__all__ = ["Priorities", "SampleDraw", "draw", "weights"]
 
 F64 = NDArray[np.float64]
 
@@ -39,7 +39,7 @@ _TINY = float(np.finfo(np.float64).tiny)
 
 
 @dataclass(frozen=True, slots=True)
-class Draw:
+class SampleDraw:
     """The rows that were drawn, in the order in which they were drawn."""
 
     index: NDArray[np.int64]
@@ -123,7 +123,7 @@ def draw(
     priorities: Priorities | None = None,
     half_life: float | None = None,
     replace: bool = True,
-) -> Draw:
+) -> SampleDraw:
     """`count` of the rows [0, num_rows), newest last: a pure function of all that is passed.
 
     | by         | a row's probability                                                       | cost        |
@@ -166,31 +166,31 @@ def _noise(count: int, key: int) -> U64:
     return mix64(sequence(0, count), np.uint64(key))
 
 
-def _draw_uniformly(num_rows: int, count: int, key: int, replace: bool) -> Draw:
+def _draw_uniformly(num_rows: int, count: int, key: int, replace: bool) -> SampleDraw:
     if replace:
         index = below(_noise(count, key), num_rows)
     else:
         chosen = choose(num_rows, count, key)
         index = chosen[np.argsort(_noise(count, key_of(key, "order")))]
-    return Draw(index, 1 / max(num_rows, 1))
+    return SampleDraw(index, 1 / max(num_rows, 1))
 
 
-def _draw_recent(num_rows: int, count: int, key: int, replace: bool, lives: float) -> Draw:
+def _draw_recent(num_rows: int, count: int, key: int, replace: bool, lives: float) -> SampleDraw:
     if replace:
         index = _recent(num_rows, lives, _unit(_noise(count, key)))
     else:
         age = np.arange(num_rows - 1, -1, -1, dtype=np.float64)
         index = _first_drawn(age * (-_LN2 / lives), count, key)
-    return Draw(index, _recent_probability(num_rows, lives, index))
+    return SampleDraw(index, _recent_probability(num_rows, lives, index))
 
 
-def _draw_by_priority(priorities: Priorities, count: int, key: int, replace: bool) -> Draw:
+def _draw_by_priority(priorities: Priorities, count: int, key: int, replace: bool) -> SampleDraw:
     if replace:
         index = priorities.find(_unit(_noise(count, key)))
     else:
         there = np.flatnonzero(priorities.shares)
         index = there[_first_drawn(_log(priorities.shares[there]), count, key)]
-    return Draw(index, np.maximum(priorities.probability(index), _TINY))
+    return SampleDraw(index, np.maximum(priorities.probability(index), _TINY))
 
 
 def weights(probability: F64, beta: float = 1.0) -> F64:

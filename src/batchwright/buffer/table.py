@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from batchwright.buffer.blocks import (
     ArrowColumn,
-    Block,
     Column,
     NumberColumn,
+    RowBlock,
     Segment,
     SlowWrite,
     capacity_for,
@@ -60,7 +60,7 @@ class BufferTable:
         self.origins: list[str | None] = [None]
         self.next_serial: int = 0
         self._sealed: list[Segment] = []
-        self._tail: Block | None = None
+        self._tail: RowBlock | None = None
         self._tail_start = 0
         self._view: View | None = None
         self._origin_numbers: dict[str | None, int] = {}
@@ -174,7 +174,7 @@ class BufferTable:
         self.next_id = first + count
         return range(first, first + count)
 
-    def _make_writers(self, tail: Block) -> _Writers:
+    def _make_writers(self, tail: RowBlock) -> _Writers:
         columns = {field.name: tail.columns.get(field.name) for field in self.schema}
         numbers = {name: column for name, column in columns.items() if isinstance(column, NumberColumn)}
         self._writers = _Writers(
@@ -236,10 +236,10 @@ class BufferTable:
             self.origins.append(origin)
         return number
 
-    def _open(self, capacity: int) -> Block:
+    def _open(self, capacity: int) -> RowBlock:
         """A new block at the end."""
         self.seal()
-        self._tail = Block(self._new_serial(), capacity, self.next_id)
+        self._tail = RowBlock(self._new_serial(), capacity, self.next_id)
         for field in self.schema:
             if not field.is_null:
                 self._tail.column_for(field)
@@ -371,7 +371,7 @@ class BufferTable:
                 at = max(at - _FAN + 1, 0)
         return segments
 
-    def _blocks(self) -> list[Block]:
+    def _blocks(self) -> list[RowBlock]:
         blocks = {id(segment.block): segment.block for segment in self._sealed}
         if self._tail is not None:
             blocks[id(self._tail)] = self._tail
@@ -383,7 +383,7 @@ class BufferTable:
 
     def gathered(self, view: View, index: NDArray[np.int64]) -> Segment:
         """A block of its own with some rows of a view, which keep their ids and where they came from."""
-        block = Block(self._new_serial(), len(index), 0)
+        block = RowBlock(self._new_serial(), len(index), 0)
         written = costs.written
         block.write(self.schema, view.columns_at(index), 0, len(index))
         costs.copied += costs.written - written

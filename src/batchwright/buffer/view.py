@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from batchwright.base.errors import RowIndexError, SpecError
 from batchwright.base.fingerprint import fingerprint
 from batchwright.base.words import listed, suggest
-from batchwright.buffer.blocks import ArrowColumn, Block, NumberColumn, Segment, missing
+from batchwright.buffer.blocks import ArrowColumn, NumberColumn, RowBlock, Segment, missing
 from batchwright.buffer.schema import Columns, Field, Numbers, Schema, Values
 from batchwright.columns.addresses import ScatteredRows, gather
 
@@ -311,7 +311,7 @@ def joined_values(pieces: Sequence[Any]) -> Values:
 def _from_content(
     schema: Schema, columns: Columns, ids: NDArray[np.int64], ledger: Any, number: int, origins: list[str | None]
 ) -> View:
-    block = Block(0, len(ids), 0)
+    block = RowBlock(0, len(ids), 0)
     block.num_rows, block.ids = len(ids), ids
     block.ledger.extend(ledger.tolist())
     for name, values in columns.items():

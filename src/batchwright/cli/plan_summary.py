@@ -16,7 +16,7 @@ from batchwright.order.plan_text import MANY_EPOCHS
 
 if TYPE_CHECKING:
     from batchwright.order.plan import Plan, PlanSource
-    from batchwright.order.sweep import Leg
+    from batchwright.order.sweep import MixLeg
     from batchwright.store import TokenStream
 
 __all__ = [
@@ -323,13 +323,13 @@ class _Summary:
             found.append(stretch)
         return found
 
-    def _asked(self, leg: Leg) -> dict[str, float]:
+    def _asked(self, leg: MixLeg) -> dict[str, float]:
         _, weights = max((s for s in self.plan.schedule if s[0] <= leg.start), key=lambda s: s[0])
         if weights is None:
             return self._effective(leg)
         return _normalised(dict(weights))
 
-    def _effective(self, leg: Leg) -> dict[str, float]:
+    def _effective(self, leg: MixLeg) -> dict[str, float]:
         """The share of rows of each source in a leg."""
         from batchwright.order.mix import Pattern
 

@@ -18,7 +18,7 @@ from typing import Any
 import batchwright as bw
 from batchwright.demo.harness import COLUMNS, Demo, head, near, say, show_pieces
 from batchwright.demo.train import BATCH_ROWS, CHECKPOINT, ROW_TOKENS, Checkpoint
-from batchwright.demo.training import Run, expect_equal, expect_equal_weights
+from batchwright.demo.training import TrainingRun, expect_equal, expect_equal_weights
 
 __all__ = ["main"]
 
@@ -34,12 +34,12 @@ def _tell(folder: Path, steps: int) -> None:
     _bake_faulty_files(folder)
 
     head(2, f"Train a tiny neural language model: plain NumPy, {steps} steps of {BATCH_ROWS} x {ROW_TOKENS} bytes")
-    whole = Run(store, folder / "runs" / "whole", steps, checkpoint_steps)
+    whole = TrainingRun(store, folder / "runs" / "whole", steps, checkpoint_steps)
     whole.watch()
     say(f"Done: {whole.summary()}")
 
     head(3, "Train it again, and kill it")
-    run = Run(store, folder / "runs" / "killed", steps, checkpoint_steps)
+    run = TrainingRun(store, folder / "runs" / "killed", steps, checkpoint_steps)
     pid = run.watch(kill_after=kill_at)
     say(f"kill -9: process {pid} got SIGKILL after step {kill_at}, in the middle of its work.")
     checkpoint = _last_checkpoint(run)
@@ -120,15 +120,15 @@ def _make_faulty_files(folder: Path) -> list[str]:
 # 3. Killed and resumed
 
 
-def _resume(run: Run) -> Run:
+def _resume(run: TrainingRun) -> TrainingRun:
     """Run the same command again: a new process, which finds the checkpoint of the killed one."""
-    resumed = Run(run.store, run.folder, run.num_steps, run.checkpoint_steps)
+    resumed = TrainingRun(run.store, run.folder, run.num_steps, run.checkpoint_steps)
     pid = resumed.watch()
     say(f"Process {pid}, started after the kill, went on from step {min(resumed.losses)}.")
     return resumed
 
 
-def _last_checkpoint(run: Run) -> Checkpoint:
+def _last_checkpoint(run: TrainingRun) -> Checkpoint:
     checkpoint = run.checkpoint()
     num_bytes = (run.folder / CHECKPOINT).stat().st_size
     data = json.dumps(checkpoint.loader)
@@ -145,7 +145,7 @@ def _last_checkpoint(run: Run) -> Checkpoint:
 # 4. Back to the files
 
 
-def _trace_a_step(store: Path, whole: Run, state: dict[str, Any]) -> int:
+def _trace_a_step(store: Path, whole: TrainingRun, state: dict[str, Any]) -> int:
     """Show the files of the step with the largest loss, and the steps of one of those files. Returns that step."""
     library = sysconfig.get_path("stdlib")
     warm = {step: float.fromhex(loss) for step, loss in whole.losses.items() if step >= whole.num_steps // 4}

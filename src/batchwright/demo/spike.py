@@ -20,7 +20,7 @@ from batchwright.batches.settings import Asked
 from batchwright.batches.types import TraceRecord
 from batchwright.demo.harness import Demo, expect, head, near, say, show_pieces, show_verb
 from batchwright.demo.train import CHECKPOINT, kept_checkpoint, read_checkpoint, write_checkpoint
-from batchwright.demo.training import Run, expect_equal, expect_equal_weights
+from batchwright.demo.training import TrainingRun, expect_equal, expect_equal_weights
 from batchwright.loaders.pretrain import make_plan
 from batchwright.order.plan import Plan
 
@@ -48,7 +48,7 @@ def _tell(folder: Path, steps: int) -> None:
 
     head(2, f"Train a tiny neural language model: plain NumPy, {steps} steps of {BATCH_ROWS} x {ROW_TOKENS} bytes")
     settings = ("--batch-rows", BATCH_ROWS, "--row-tokens", ROW_TOKENS, "--seed", seed, "--keep-all")
-    first = Run(store, folder / "runs" / "first", steps, steps // 16, settings)
+    first = TrainingRun(store, folder / "runs" / "first", steps, steps // 16, settings)
     first.watch(note=_jump_just_now)
     say(f"Done: {first.summary()}")
     jump = _first_jump(first)
@@ -151,7 +151,7 @@ def _numbers(losses: dict[int, str]) -> list[float]:
     return [float.fromhex(losses[step]) for step in range(len(losses))]
 
 
-def _jump_just_now(run: Run) -> str | None:
+def _jump_just_now(run: TrainingRun) -> str | None:
     """The note on the screen when the last step of a run was a jump."""
     step = len(run.losses) - 1
     tail = [float.fromhex(run.losses[s]) for s in range(max(step - WINDOW_STEPS, 0), step + 1)]
@@ -162,7 +162,7 @@ def _jump_just_now(run: Run) -> str | None:
     return f"step {step:>4}       loss {tail[-1]:.3f}   A JUMP: {above}"
 
 
-def _first_jump(run: Run) -> int:
+def _first_jump(run: TrainingRun) -> int:
     """The first jump, drawn together with the steps around it."""
     losses = _numbers(run.losses)
     jumps = find_jumps(losses)
@@ -175,7 +175,7 @@ def _first_jump(run: Run) -> int:
 # 3. From the jump to the text
 
 
-def _trace_the_jump(store: Path, run: Run, jump: int, planted: _Planted) -> list[TraceRecord]:
+def _trace_the_jump(store: Path, run: TrainingRun, jump: int, planted: _Planted) -> list[TraceRecord]:
     """Show the text of the step, blame a file by the loss of its row, and return every use of that file."""
     head(3, f"What was in step {jump}? bw.trace(store, state, step={jump})")
     state = run.checkpoint().loader
@@ -204,7 +204,9 @@ def _trace_the_jump(store: Path, run: Run, jump: int, planted: _Planted) -> list
 # 4. Back, and past it
 
 
-def _go_back_and_skip(store: Path, first: Run, jump: int, uses: list[TraceRecord]) -> tuple[Plan, Run, int]:
+def _go_back_and_skip(
+    store: Path, first: TrainingRun, jump: int, uses: list[TraceRecord]
+) -> tuple[Plan, TrainingRun, int]:
     """(the amended plan, the run under it, the step from which that run goes on)."""
     resumed_from = jump // first.checkpoint_steps * first.checkpoint_steps
     head(4, f"Go back to the checkpoint after {resumed_from} steps, skip that file, and go on")
@@ -219,7 +221,7 @@ def _go_back_and_skip(store: Path, first: Run, jump: int, uses: list[TraceRecord
     say(f"Plan {checkpoint.loader['plan']} became {plan.fingerprint}.")
 
     settings = ("--plan", plan.fingerprint, "--batch-rows", BATCH_ROWS)
-    amended = Run(store, first.folder.with_name("amended"), first.num_steps, first.checkpoint_steps, settings)
+    amended = TrainingRun(store, first.folder.with_name("amended"), first.num_steps, first.checkpoint_steps, settings)
     amended.folder.mkdir()
     write_checkpoint(amended.folder / CHECKPOINT, replace(checkpoint, loader=loader.state_dict()))
     pid = amended.watch()
@@ -232,7 +234,9 @@ def _go_back_and_skip(store: Path, first: Run, jump: int, uses: list[TraceRecord
 # 5. Proof
 
 
-def _prove(store: Path, first: Run, amended: Run, plan: Plan, resumed_from: int, uses: list[TraceRecord]) -> None:
+def _prove(
+    store: Path, first: TrainingRun, amended: TrainingRun, plan: Plan, resumed_from: int, uses: list[TraceRecord]
+) -> None:
     """Before the skipped rows nothing changed, and from there on they are gone."""
     skipped = {use.position for use in uses} & {p for span in plan.skips for p in range(span[0], span[1] + 1)}
     parted_at = min(use.step for use in uses if use.position in skipped and use.step is not None)
@@ -243,7 +247,9 @@ def _prove(store: Path, first: Run, amended: Run, plan: Plan, resumed_from: int,
 
     say()
     say("Under the amended plan, once more from step 0, in a new process:")
-    whole = Run(store, first.folder.with_name("whole"), first.num_steps, first.checkpoint_steps, amended.settings)
+    whole = TrainingRun(
+        store, first.folder.with_name("whole"), first.num_steps, first.checkpoint_steps, amended.settings
+    )
     whole.watch()
     if resumed_from < parted_at:
         expect_equal("resumed run", amended.losses, "first run", first.losses, range(resumed_from, parted_at))
@@ -254,7 +260,7 @@ def _prove(store: Path, first: Run, amended: Run, plan: Plan, resumed_from: int,
     _show_history(store, plan)
 
 
-def _show_side_by_side(first: Run, amended: Run, parted_at: int) -> None:
+def _show_side_by_side(first: TrainingRun, amended: TrainingRun, parted_at: int) -> None:
     say("           first run   amended run")
     for step in range(parted_at - 3, min(parted_at + 4, first.num_steps)):
         was, now = first.losses[step], amended.losses.get(step)
@@ -265,7 +271,7 @@ def _show_side_by_side(first: Run, amended: Run, parted_at: int) -> None:
         say(f"step {step:>4}  {float.fromhex(was):10.3f}  {shown:>12}   {note}")
 
 
-def _expect_no_jump(first: Run, amended: Run, resumed_from: int) -> None:
+def _expect_no_jump(first: TrainingRun, amended: TrainingRun, resumed_from: int) -> None:
     before = {step: loss for step, loss in first.losses.items() if step < resumed_from}
     jumps = find_jumps(_numbers({**before, **amended.losses}))
     expect(not jumps, f"the loss jumps again, at steps {jumps}")

@@ -14,11 +14,11 @@ from typing import Any
 from batchwright.demo.harness import LiveLine, check_exit, expect, python_process, reports, say
 from batchwright.demo.train import CHECKPOINT, Checkpoint, read_checkpoint
 
-__all__ = ["Run", "expect_equal", "expect_equal_weights"]
+__all__ = ["TrainingRun", "expect_equal", "expect_equal_weights"]
 
 
 @dataclass(slots=True)
-class Run:
+class TrainingRun:
     """One training run: the losses its process printed, and the files it left."""
 
     store: Path
@@ -38,7 +38,7 @@ class Run:
     def checkpoint(self) -> Checkpoint:
         return read_checkpoint(self.folder / CHECKPOINT)
 
-    def watch(self, *, kill_after: int | None = None, note: Callable[[Run], str | None] | None = None) -> int:
+    def watch(self, *, kill_after: int | None = None, note: Callable[[TrainingRun], str | None] | None = None) -> int:
         """Start a process, show its progress, and kill it after a step or wait for its end. Returns its id.
 
         The text that `note` returns after a step stays on the screen.
@@ -96,7 +96,7 @@ def expect_equal(whose: str, losses: dict[int, str], other: str, expected: dict[
     )
 
 
-def expect_equal_weights(run: Run, other: Run, where: str) -> None:
+def expect_equal_weights(run: TrainingRun, other: TrainingRun, where: str) -> None:
     """The weights of two runs must be equal at their end."""
     expect(run.weights == other.weights, f"the weights at the end are {run.weights}, {other.weights} in the {where}")
     say(f"So do the weights after step {run.num_steps - 1}: sha256 {run.weights}... in both.")

@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from batchwright.base.errors import SpecError
 from batchwright.order.epochs import Epochs, Skips
 from batchwright.order.schedule import NEVER, Draw, Order, Stretch
-from batchwright.order.sweep import Change, Leg, Schedule, Size
+from batchwright.order.sweep import MixLeg, OrderChange, Schedule, Size
 from batchwright.order.windows import Windows, WindowShuffle, groups, window_shuffle
 
 __all__ = ["LaneView", "LanedOrder"]
@@ -126,7 +126,7 @@ class LanedOrder:
         lanes: tuple[int, int],
         num_rows: int | None,
         skips: Sequence[tuple[int, int]],
-        changes: Sequence[Change] = (),
+        changes: Sequence[OrderChange] = (),
     ) -> None:
         self.num_lanes, self.lane_rows = lanes
         self.names: tuple[str, ...] = tuple(sizes)
@@ -239,7 +239,7 @@ class LanedOrder:
     given = Order.given
 
     @property
-    def legs(self) -> list[Leg]:
+    def legs(self) -> list[MixLeg]:
         """As lane 0 has them, from where they begin in the whole stream."""
         starts = self._join(0, np.array([leg.start for leg in self.lanes[0].legs]))
         return [leg._replace(start=start) for leg, start in zip(self.lanes[0].legs, starts.tolist(), strict=True)]

@@ -18,7 +18,7 @@ from batchwright.order.lanes import LanedOrder
 from batchwright.order.plan_file import REMEDY, read_plan, record_run
 from batchwright.order.plan_text import amendment_in_words, difference, plan_in_words
 from batchwright.order.schedule import Order
-from batchwright.order.sweep import Change
+from batchwright.order.sweep import OrderChange
 from batchwright.typing import ShardingLike, Skip, SourceLike, WeightsLike
 
 __all__ = ["Amendment", "Plan", "PlanSource", "State"]
@@ -189,15 +189,15 @@ class Plan:
         changes = [self._change(amendment) for amendment in self.amendments]
         given: dict[str, Any] = {"seed": self.seed, "pool": self.pool, "num_rows": self.num_rows, "skips": skips}
         if self.lanes is not None:
-            given["changes"] = [Change(at=change.at, num_rows=change.num_rows) for change in changes]
+            given["changes"] = [OrderChange(at=change.at, num_rows=change.num_rows) for change in changes]
             weights = self._row_weights(self.schedule)
             # It has what others ask of an order.
             return LanedOrder(sizes, weights=weights, lanes=self.lanes, **given)  # type: ignore[return-value]
         given |= {"max_epochs": dict(self.max_epochs), "exhausted": self.exhausted, "changes": changes}
         return Order(sizes, weights=self._row_weights(self.segments), shuffle=self.shuffle, **given)
 
-    def _change(self, amendment: Amendment) -> Change:
-        return Change(
+    def _change(self, amendment: Amendment) -> OrderChange:
+        return OrderChange(
             at=amendment.at,
             weights=self._row_weights(amendment.weights) or None,
             sizes=tuple((source.name, source.num_rows) for source in amendment.add),

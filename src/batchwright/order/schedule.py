@@ -13,7 +13,7 @@ from batchwright.base.errors import SpecError
 from batchwright.order.epochs import NEVER, Epochs, Skips
 from batchwright.order.mix import Pattern
 from batchwright.order.permute import Permutation, Shuffles, permutation
-from batchwright.order.sweep import Binding, Change, Leg, Schedule, Size, sweep
+from batchwright.order.sweep import Binding, MixLeg, OrderChange, Schedule, Size, sweep
 from batchwright.order.windows import Windows, groups, window_shuffle
 
 __all__ = ["NEVER", "ORDER_VERSION", "Draw", "Order", "Stretch"]
@@ -65,7 +65,7 @@ class Order:
         exhausted: str = "repeat",
         num_rows: int | None = None,
         skips: Sequence[tuple[int, int]] = (),
-        changes: Sequence[Change] = (),
+        changes: Sequence[OrderChange] = (),
     ) -> None:
         """`pool`: (rows of a block, blocks of a window), for shuffle="pool". `skips`: ranges [first, stop)."""
         self.seed = seed
@@ -91,7 +91,7 @@ class Order:
         """For each source, how many rows its epochs have, and from which on."""
         self.sizes: tuple[int, ...] = tuple(growth[-1].num_rows for growth in swept.sizes)
         """Rows of an epoch of each source, with all that it has got."""
-        self.legs: tuple[Leg, ...] = swept.legs
+        self.legs: tuple[MixLeg, ...] = swept.legs
         self.bindings: tuple[Binding, ...] = swept.bindings
         self.skips: Skips = Skips(skips)
         self.epochs: Epochs = Epochs(swept.eras, swept.limit, self.skips)
@@ -121,7 +121,7 @@ class Order:
         epoch, within = self._epoch_of(source, ordinal)
         return Draw(source, self._permute(source, within, epoch), epoch)
 
-    def _at_leg(self, leg: Leg, positions: NDArray[np.int64]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    def _at_leg(self, leg: MixLeg, positions: NDArray[np.int64]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         """(source, how many rows of that source came before) of positions of a leg."""
         if leg.start != leg.phase:
             positions = positions - (leg.start - leg.phase)
@@ -203,7 +203,7 @@ class Order:
             positions[mine] = leg.start - leg.phase + found
         return np.minimum(positions, NEVER)
 
-    def _position_in(self, leg: Leg, source: int, ordinals: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _position_in(self, leg: MixLeg, source: int, ordinals: NDArray[np.int64]) -> NDArray[np.int64]:
         """How far after the start of a leg a source gives its rows, counted from there."""
         mix = leg.mix
         per_cycle = mix.counts_per_cycle if isinstance(mix, Pattern) else mix.sizes

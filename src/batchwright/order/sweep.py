@@ -21,7 +21,7 @@ from batchwright.order.epochs import NEVER
 from batchwright.order.mix import Pattern, build_pattern, integer_shares
 from batchwright.order.natural import Natural
 
-__all__ = ["Binding", "Change", "Leg", "Schedule", "Size", "Sweep", "sweep"]
+__all__ = ["Binding", "MixLeg", "OrderChange", "Schedule", "Size", "Sweep", "sweep"]
 
 _PHASES = 1 << 16
 """Slots among which a leg may begin: those of the shortest patterns."""
@@ -32,7 +32,7 @@ Schedule = tuple[tuple[int, Mapping[str, float] | None], ...]
 """((from position, weights), ...); weights None: every row once, in natural proportion."""
 
 
-class Change(NamedTuple):
+class OrderChange(NamedTuple):
     """What an amendment does to the order, from a position on."""
 
     at: int
@@ -57,7 +57,7 @@ class Size(NamedTuple):
     num_rows: int
 
 
-class Leg(NamedTuple):
+class MixLeg(NamedTuple):
     start: int
     before: tuple[int, ...]
     """Rows that each source gave before."""
@@ -77,13 +77,13 @@ class Leg(NamedTuple):
         mix: Pattern | Natural,
         weights: tuple[float, ...] | None,
         phase: int = 0,
-    ) -> Leg:
+    ) -> MixLeg:
         base = tuple(before)
         if phase:
             base = tuple(b - p for b, p in zip(before, mix.counts(phase), strict=True))
         return cls(start, tuple(before), mix, weights, phase, base)
 
-    def among(self, num_sources: int) -> Leg:
+    def among(self, num_sources: int) -> MixLeg:
         """The same leg, among sources of which some joined later."""
         later = (0,) * (num_sources - len(self.before))
         return self._replace(before=self.before + later, base=self.base + later)
@@ -118,7 +118,7 @@ class Binding(NamedTuple):
 class Sweep(NamedTuple):
     names: tuple[str, ...]
     sizes: tuple[tuple[Size, ...], ...]
-    legs: tuple[Leg, ...]
+    legs: tuple[MixLeg, ...]
     bindings: tuple[Binding, ...]
     eras: tuple[tuple[int, int | None], ...]
     """(from position, rows of an epoch): as `Epochs` takes it."""
@@ -133,7 +133,7 @@ def sweep(
     max_epochs: Mapping[str, int],
     exhausted: str,
     num_rows: int | None,
-    changes: Sequence[Change],
+    changes: Sequence[OrderChange],
 ) -> Sweep:
     """Go through all changes once."""
     run = _Run(sizes, max_epochs, exhausted, num_rows)
@@ -166,12 +166,12 @@ class _Run:
         self.weights: Mapping[str, float] | None = None
         self.is_changed = True
         self.joining: dict[str, int] = {}
-        self.legs: list[Leg] = []
+        self.legs: list[MixLeg] = []
         self.bindings: list[Binding] = []
         self.eras: list[tuple[int, int | None]] = []
         self.limit: int | None = None
 
-    def apply(self, change: Change) -> None:
+    def apply(self, change: OrderChange) -> None:
         self.joining.update(change.sizes)
         self.caps.update(change.max_epochs)
         self.bindings = [b for b in self.bindings if b.epochs >= self.caps.get(b.source, b.epochs)]
@@ -201,7 +201,7 @@ class _Run:
                 return  # still to be done, at the next mark
         before = self._admit_at(boundary)
         mix = Natural(tuple(sizes[-1].num_rows for sizes in self.sizes))
-        self.legs.append(Leg.begin(boundary, before, mix, None))
+        self.legs.append(MixLeg.begin(boundary, before, mix, None))
         self.eras.append((boundary, mix.num_rows))
         self.is_changed = False
 
@@ -242,7 +242,7 @@ class _Run:
             longest = min(longest, (end - before[source] + 1) * sum(counts) // counts[source] + 1)
         phase = position % _PHASES
         mix = build_pattern(counts, min(phase + longest, sum(counts)))
-        leg = Leg.begin(position, before, mix, active, phase)
+        leg = MixLeg.begin(position, before, mix, active, phase)
         self.legs.append(leg)
         return min((leg.after_row(source, end - 1) for source, end in capped.items()), default=NEVER)
 

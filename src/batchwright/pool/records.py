@@ -14,16 +14,16 @@ from numpy.typing import NDArray
 from batchwright.base.memory import BlockPool
 from batchwright.columns.shard import Column, Schema
 
-__all__ = ["Layout", "Records"]
+__all__ = ["RecordLayout", "Records"]
 
 Records = NDArray[np.void]
 
 
-class Layout:
+class RecordLayout:
     """The place of each column in a record.
 
     >>> from batchwright.columns.schema import Column
-    >>> layout = Layout({"board": Column(np.dtype("u1"), (2, 2)), "value": Column(np.dtype("f4"), ())})
+    >>> layout = RecordLayout({"board": Column(np.dtype("u1"), (2, 2)), "value": Column(np.dtype("f4"), ())})
     >>> layout.row_bytes
     8
     >>> records = layout.pack({"board": np.arange(8, dtype="u1").reshape(2, 2, 2), "value": np.array([1, -1], "f4")})

@@ -29,7 +29,7 @@ from batchwright.base.memory import BlockPool
 from batchwright.columns.shard import Schema
 from batchwright.order.refills import Names, NoRoom, Refill, Refills, mixed_in, refill_key, replay
 from batchwright.pool.memory import ENTRY_BYTES
-from batchwright.pool.records import Layout
+from batchwright.pool.records import RecordLayout
 
 __all__ = ["Columns", "LaneRows", "RefilledPool", "Room"]
 
@@ -95,7 +95,7 @@ class RefilledPool:
         """`names` key the permutations. The thread starts at once: the pool is full when the first draw returns."""
         self._rows, self._refills, self._drawn, self._room, self._names = rows, refills, drawn, room, names
         self._factor = refills.factor
-        self._layout, self._memory = Layout(schema), BlockPool(arrays_per_block=len(schema))
+        self._layout, self._memory = RecordLayout(schema), BlockPool(arrays_per_block=len(schema))
         self._records = self._layout.empty(0)
         self._num_opened = 0
         """Places that were ever used."""
