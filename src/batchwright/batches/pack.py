@@ -136,41 +136,50 @@ def _row_of_each(fills: _Fills) -> NDArray[np.int64]:
 def _best_fit(distinct: NDArray[np.int64], counts: NDArray[np.int64], capacity: int) -> _Fills:
     """Best-fit decreasing.
 
-    A row that has taken all it can of a length has less room than that length. So the rooms that fit are a stack with
-    the least on top, from which a length only takes; a smaller length then adds rooms that were too small before.
+    Rows are grouped by the room that they have left. The rooms that fit the current length are a stack with the
+    smallest on top, and a length fills rows from the top. A smaller length first moves rooms from `too_small` to it.
     """
     steps = array("q")
-    rows_with: dict[int, deque[tuple[int, int]]] = {}  # room -> ranges of rows, in the order in which they came to it
-    fitting: list[int] = []  # rooms that take the current length, decreasing
-    too_small: list[int] = []  # all other rooms, negated: a heap with the largest on top
+    rows_with: dict[int, deque[tuple[int, int]]] = {}  # room -> ranges of rows, oldest first
+    fitting: list[int] = []
+    too_small: list[int] = []  # negated: a heap with the largest room on top
     num_rows, smallest = 0, int(distinct[-1])
+
+    def set_aside(room: int, start: int, stop: int) -> None:
+        """Keep full rows for smaller lengths, unless no length fits."""
+        if room < smallest:
+            return
+        if room not in rows_with:
+            rows_with[room] = deque()
+            heappush(too_small, -room)
+        _append(rows_with[room], start, stop)
+
     for length, count in zip(distinct.tolist(), counts.tolist(), strict=True):
         while too_small and -too_small[0] >= length:
             fitting.append(-heappop(too_small))
         while count:
-            room = fitting[-1] if fitting else capacity
-            per_row = room // length
-            if fitting:
+            is_open = bool(fitting)
+            if is_open:
+                room = fitting[-1]
+                per_row = room // length
                 start, stop = rows_with[room].popleft()
             else:
-                start, stop = num_rows, num_rows - -count // per_row
-                num_rows = stop
+                room, per_row = capacity, capacity // length
+                start, num_rows = num_rows, num_rows + (count + per_row - 1) // per_row
+                stop = num_rows
             full = min(stop - start, count // per_row)
             if full:
                 steps.extend((start, full, per_row))
                 count -= full * per_row
-                left = room - per_row * length
-                if left >= smallest:  # otherwise nothing will ever fit there
-                    if left not in rows_with:
-                        rows_with[left] = deque()
-                        heappush(too_small, -left)
-                    _append(rows_with[left], start, start + full)
+                set_aside(room - per_row * length, start, start + full)
                 start += full
-            in_last = count if start < stop else 0  # fewer than a row takes
+            in_last = 0
+            if start < stop:  # this row takes what is left, if anything
+                in_last, count = count, 0
             if in_last:
                 steps.extend((start, 1, in_last))
-                count, start = 0, start + 1
-            if fitting:
+                start += 1
+            if is_open:
                 if start < stop:
                     rows_with[room].appendleft((start, stop))
                 if not rows_with[room]:
@@ -183,7 +192,7 @@ def _best_fit(distinct: NDArray[np.int64], counts: NDArray[np.int64], capacity: 
 
 
 def _append(ranges: deque[tuple[int, int]], start: int, stop: int) -> None:
-    """Add a range of rows, as one with the last where it goes on from there."""
+    """Add a range of rows. It is joined with the last range if the two are neighbours."""
     if ranges and ranges[-1][1] == start:
         start, _ = ranges.pop()
     ranges.append((start, stop))
@@ -192,14 +201,14 @@ def _append(ranges: deque[tuple[int, int]], start: int, stop: int) -> None:
 def _first_fit(distinct: NDArray[np.int64], counts: NDArray[np.int64], capacity: int) -> _Fills:
     """First-fit decreasing.
 
-    Rows are kept as runs of neighbours with equal room. One length goes over them once, from the first row on: each row
-    takes all it can, so that none before it can take more.
+    Neighbouring rows with equal room form a run. Each length visits the runs once, from the first row on, and fills
+    each row as far as it can.
     """
     steps = array("q")
-    runs = np.zeros((3, 64), np.int64)  # first row, number of rows, room; columns that are not used have no room
+    runs = np.zeros((3, 64), np.int64)  # first row, number of rows, room; unused columns have no room
     num_runs, num_rows, smallest = 0, 0, int(distinct[-1])
     for length, count in zip(distinct.tolist(), counts.tolist(), strict=True):
-        fits = np.flatnonzero(runs[2, :num_runs] >= length)[:count]  # each takes one at least: more are not needed
+        fits = np.flatnonzero(runs[2, :num_runs] >= length)[:count]  # each takes at least one
         first_rows, sizes, rooms = runs[:, fits]
         per_row = rooms // length
         taken = np.cumsum(sizes * per_row)
@@ -229,7 +238,7 @@ def _first_fit(distinct: NDArray[np.int64], counts: NDArray[np.int64], capacity:
 
 
 def _fill_part(run: list[int], length: int, count: int, steps: array[int]) -> list[tuple[int, int, int]]:
-    """Put `count` items into the first rows of a run, which has room for all; the runs that it falls into."""
+    """Put `count` items into the first rows of a run, which has room for them. Returns the runs that it splits into."""
     start, size, room = run
     per_row = room // length
     full, in_last = divmod(count, per_row)
@@ -253,7 +262,7 @@ def _fills(steps: array[int]) -> _Fills:
 def _greedy_starts(lengths: NDArray[np.int64], capacity: int) -> NDArray[np.int64]:
     """The first items of rows that are filled in order, and the end of the last row."""
     ends = np.cumsum(lengths)
-    # For every item: where the next row would begin if one began here. The rows are then one walk along these.
+    # For every item: the first item of the next row, if a row began here. The rows are one walk along these.
     following = np.searchsorted(ends, ends - lengths + capacity, side="right").data
     starts, at = array("q", [0]), 0
     while at < len(lengths):

@@ -1,7 +1,7 @@
-"""Batches as slices of blocks: rows of many steps are located at once, those of several steps gathered at once.
+"""Batches cut from blocks. A block holds the gathered rows of several steps; many blocks are located at once.
 
-Everything here is a function of (flow, cut, share, position); only the memory of blocks is reused. Work that is done in
-this thread, ahead in another thread, or in worker processes gives the same batches.
+Everything here is a function of (flow, cut, share, position); only the memory of blocks is reused. This thread, a
+thread that works ahead, and worker processes make the same batches.
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ _LOCATED_SPAN = 1 << 20
 """Positions over which those rows may lie."""
 _BLOCK_BYTES = 2 << 20
 """Tokens gathered at once: small batches share a gather, and what was gathered is still in a cache when it is used."""
+_MOST_COLUMNS = 7
+"""Integers of a token in a block: ids, positions, segments, masks and what belongs to samples."""
 _AHEAD_BYTES = 4 << 20
 """The same for work that a thread or process does ahead: fewer hand-overs."""
 
@@ -141,7 +143,7 @@ class BlockBatches:
         return batch
 
     def _batch_of_samples(self, fields: BlockFields, first: int, last: int, metadata: tuple[Any, ...]) -> TrainingBatch:
-        """Rows as wide as their batch is, which other batches of the block may not be."""
+        """Rows cut to the width of their batch: the batches of a block differ in width."""
         per = self.sequences
         rows = slice(first * per, last * per)
         width = int(fields.widths[first * per])
@@ -225,6 +227,7 @@ class CountedBatches(FlowBatches):
         return self.adapt.hand_over(self._sliced(position))
 
     def turns(self, position: int, skipped: int, every: int, stop: int | None) -> Iterator[TrainingBatch]:
+        """Every `every`-th batch up to `stop`, after the first `skipped`: the turns of one of several processes."""
         start = self.cut.after(position, skipped)
         return (batch for batch, _ in self._sliced(start, every, stop))
 
@@ -239,10 +242,10 @@ class CountedBatches(FlowBatches):
             for begin, after in borders:
                 first, last = last, last + width
                 if adapt.masks_are_writable and (attention._version or loss._version):
-                    # Somebody wrote into a mask: no later batch may see it.
+                    # The trainer wrote into a mask. Later batches get a new one.
                     tokens, inputs, attention, loss, extra, *_ = fields = self._fields(block, width)
                 metadata = (self._metadata, block, first, last, after, begin)
-                if not extra:  # nothing but tokens: the common case, kept short because it is hot
+                if not extra:  # tokens only: the common case, short because it is hot
                     batch = TrainingBatch(inputs[first:last], attention, None, loss, metadata)
                     batch.__dict__["_block"] = tokens[first:last]
                 else:
@@ -260,7 +263,7 @@ class CountedBatches(FlowBatches):
     def tasks(
         self, position: int, *, most: int | None = None, every: int = 1, stop: int | None = None
     ) -> Iterator[Task]:
-        """The steps from a position on, as many at a time as are worth locating at once."""
+        """The steps from a position on, in tasks of as many steps as are worth locating at once."""
         at_once = _LOCATED_ROWS
         if len(self.flow.rows) > 1:
             at_once = _LOCATED_ROWS_OF_MANY
@@ -271,7 +274,7 @@ class CountedBatches(FlowBatches):
         return tasks_from(position, self.cut, self.share, self.end, min(steps, most or steps), every=every, stop=stop)
 
     def _pieces(self, tasks: Iterator[Task], num_bytes: int) -> Iterator[Piece]:
-        """Tasks cut into what is gathered at once."""
+        """Tasks cut into the pieces that are gathered at once."""
         steps = self._steps_in(num_bytes)
         for task in tasks:
             located, borders, width = self.flow.locate(task), borders_of(task, self.cut), len(task.rows)
@@ -287,8 +290,8 @@ class CountedBatches(FlowBatches):
 
     def _gathered_by_processes(self, position: int, every: int, stop: int | None) -> Iterator[tuple[Borders, Block]]:
         steps = self._steps_in(_AHEAD_BYTES)
-        row_bytes = (self.row_tokens + 1) * 8 * 7 * self.sequences + 64
-        # Of a short batch an uneven strategy may give this rank more rows than of a full one. Unused memory is free.
+        row_bytes = (self.row_tokens + 1) * _MOST_COLUMNS * 8 * self.sequences + 64
+        # An uneven sharding may give this rank more rows of a short batch than of a full one. Unused memory is free.
         slot_bytes = max(steps * self.width, self.cut.rows_per_step) * row_bytes + 4096
         tasks = self.tasks(position, most=steps, every=every, stop=stop)
         for task, block in self._by_processes(tasks, _itself, slot_bytes):
