@@ -108,25 +108,28 @@ class Value:
     """A few settings together. Those that are not given follow the plan or the default."""
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+    _declared: ClassVar[dict[str, Setting]]
+    """The declaration of each field, under its full name."""
 
     def __init_subclass__(cls) -> None:
-        declared = {name: each for name, each in vars(cls).items() if isinstance(each, Field)}
-        lines = [f"{name}: {each.metadata['setting'].help}" for name, each in declared.items()]
+        given = {name: each.metadata["setting"] for name, each in vars(cls).items() if isinstance(each, Field)}
+        cls._declared = {name: replace(of, name=of.name or name, home=cls.__name__) for name, of in given.items()}
+        lines = [f"{name}: {declared.help}" for name, declared in cls._declared.items()]
         cls.__doc__ = "\n".join([cls.__doc__ or "", "", *lines])
 
     def __post_init__(self) -> None:
-        for each, declared in _declarations(type(self)):
+        for each, declared in self._declared.items():
             object.__setattr__(self, each, declared.checked(getattr(self, each)))
 
     def given(self) -> dict[str, Any]:
         """The settings that were given, by their names in errors and flags."""
-        values = ((declared.name, getattr(self, each)) for each, declared in _declarations(type(self)))
+        values = ((declared.name, getattr(self, each)) for each, declared in self._declared.items())
         return {name: value for name, value in values if value is not None}
 
     @classmethod
     def names(cls) -> list[str]:
         """The names of its settings."""
-        return [declared.name for _, declared in _declarations(cls)]
+        return [declared.name for declared in cls._declared.values()]
 
     @classmethod
     def _of(cls, asked: Any) -> Self:
@@ -141,13 +144,6 @@ class Value:
                 remedy=f"{cls.__name__}({first.name}=...)",
             )
         return cls(**{first.name: asked})
-
-
-def _declarations(cls: type[Any]) -> Iterator[tuple[str, Setting]]:
-    """(field, its declaration under its full name) of a value."""
-    for each in fields(cls):
-        declared: Setting = each.metadata["setting"]
-        yield each.name, replace(declared, name=declared.name or each.name, home=cls.__name__)
 
 
 @dataclass(frozen=True)
@@ -417,7 +413,7 @@ _VALUES: tuple[type[Value], ...] = (Shuffle, Mixture, Batching, Fields, Delivery
 
 SETTINGS: dict[str, Setting] = {
     **{declared.name: declared for declared in _KEYWORDS},
-    **{declared.name: declared for value in _VALUES for _, declared in _declarations(value)},
+    **{declared.name: declared for value in _VALUES for declared in value._declared.values()},
 }
 """Every setting, by name."""
 
