@@ -7,7 +7,8 @@ registered names: the meaning of a name does not depend on earlier lookups.
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Generic, TypeVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from batchwright.base.errors import SpecError
 from batchwright.base.words import suggest
@@ -15,7 +16,7 @@ from batchwright.base.words import suggest
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-__all__ = ["Registry"]
+__all__ = ["Registry", "by_value"]
 
 T = TypeVar("T")
 
@@ -103,6 +104,22 @@ class Registry(Generic[T]):
                 self.failed.pop(_about(entry), None)
                 if entry.name not in self._offered and entry.name not in self._known:
                     self.failed[_about(entry)] = LookupError(f"it registers no {self.kind} named {entry.name!r}")
+
+
+def by_value(rebuild: Callable[..., Any], *arguments: Any, function: Any) -> tuple[Any, ...]:
+    """The answer of `__reduce__` for an object with a function that a script may define.
+
+    The function travels by value, as functions travel to workers: `rebuild(*arguments, function)` makes the object.
+    """
+    import cloudpickle
+
+    return _rebuilt, (rebuild, arguments, cloudpickle.dumps(function))
+
+
+def _rebuilt(rebuild: Callable[..., Any], arguments: tuple[Any, ...], packed: bytes) -> Any:
+    import cloudpickle
+
+    return rebuild(*arguments, cloudpickle.loads(packed))
 
 
 def _entry_points(group: str) -> list[EntryPoint]:

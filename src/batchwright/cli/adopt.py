@@ -13,8 +13,8 @@ import argparse
 from typing import Any
 
 from batchwright.base.errors import SpecError
-from batchwright.cli.named_paths import paths_by_name
 from batchwright.cli.output import add_json, print_json
+from batchwright.cli.values import paths_by_name
 
 __all__ = ["EXAMPLES", "SUMMARY", "add_arguments", "run"]
 

@@ -32,10 +32,9 @@ from typing import TYPE_CHECKING, Any
 from batchwright.base.checks import local_path
 from batchwright.base.errors import BatchwrightError, SpecError
 from batchwright.base.words import error_in_words, suggest
-from batchwright.cli.named_paths import paths_by_name
 from batchwright.cli.output import add_json, print_json
 from batchwright.cli.plan_settings import add_renames
-from batchwright.cli.values import whole_number
+from batchwright.cli.values import paths_by_name, whole_number
 
 if TYPE_CHECKING:
     from batchwright.baking import DatasetRecipe
