@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from batchwright.base.words import counted
 from batchwright.cli.output import add_json, lines_in_words, print_json, printable
-from batchwright.cli.values import whole_number
+from batchwright.cli.values import check_positive, whole_number
 
 if TYPE_CHECKING:
     from batchwright.batches.types import TraceRecord
@@ -56,15 +56,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from batchwright.audit.tracing import find, trace
-    from batchwright.base.checks import at_least
     from batchwright.base.errors import SpecError
 
     for name in ("row", "until"):
         if getattr(arguments, name) is not None and arguments.file is None:
             raise SpecError(f"--{name} belongs to --file", parameter=name)
-    for name in ("batch_size", "world_size"):
-        if getattr(arguments, name) is not None:
-            at_least(1, **{name: getattr(arguments, name)})
+    check_positive(arguments, "batch_size", "world_size")
     plan = arguments.plan
     if arguments.file is not None:
         uses = find(
@@ -122,5 +119,7 @@ def _piece(record: TraceRecord) -> str:
 def _excerpt(text: str | None, characters: int) -> str:
     if text is None or not characters:
         return ""
-    short = text[:characters]
-    return printable(repr(short)) + ("..." if len(text) > len(short) else "")
+    excerpt = printable(repr(text[:characters]))
+    if len(text) > characters:
+        excerpt += "..."
+    return excerpt
