@@ -168,7 +168,8 @@ def _position(plan: Plan, arguments: argparse.Namespace) -> int | None:
         return int(arguments.at)
     if not arguments.skip:
         raise SpecError("from which position on?", parameter="at", remedy="--at P, --step S, --state FILE, or --skip")
-    return min(first for first, _ in arguments.skip)
+    at: int = min(first for first, _ in arguments.skip)
+    return at
 
 
 def _weights_at(plan: Plan, position: int) -> dict[str, float] | None:
