@@ -42,8 +42,9 @@ def whole_number(**parameter: Any) -> int:
     try:
         return operator.index(value)
     except TypeError:
-        is_whole = isinstance(value, float) and value.is_integer()
-        remedy = f"{name}={int(value)}" if is_whole else f"{name}=1, or another int"
+        remedy = f"{name}=1, or another int"
+        if isinstance(value, float) and value.is_integer():
+            remedy = f"{name}={int(value)}"
         raise SpecError(f"{name} must be a whole number, got {value!r}", parameter=name, remedy=remedy) from None
 
 
@@ -59,7 +60,9 @@ def local_path(**parameter: Any) -> Path:
             f"{name} must be a path, got {repr(value)[:200]}", parameter=name, remedy=f"{name}='...', or a Path"
         )
     text = os.fsdecode(value)
-    slashes = "//" if isinstance(value, str) else "/"  # a Path has dropped the second
+    slashes = "//"
+    if not isinstance(value, str):  # a Path has dropped the second
+        slashes = "/"
     address = re.match(rf"\s*([A-Za-z][\w+.-]+):{slashes}", text)
     if address is None:
         return Path(os.path.expanduser(text))

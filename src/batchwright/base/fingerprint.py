@@ -192,7 +192,8 @@ class _Describer:
         if isinstance(value, types.FunctionType):
             named = _named(value)
             if "<locals>" in value.__qualname__:
-                # What an installed package made at run time does what it was made of: make_filter(3) is not make_filter(4).
+                # What an installed package made at run time does what it was made of: make_filter(3) is not
+                # make_filter(4).
                 named += [self._cell("", cell, []) for cell in value.__closure__ or ()]
             return named
         if isinstance(value, types.BuiltinFunctionType | types.MethodWrapperType):
@@ -211,10 +212,10 @@ class _Describer:
         """Any other object, by its class and what pickle would store of it."""
         try:
             reduce = copyreg.dispatch_table.get(type(value))
-            if reduce is not None:
-                parts = reduce(value)
+            if reduce is None:
+                parts: Any = value.__reduce_ex__(2)
             else:
-                parts = value.__reduce_ex__(2)
+                parts = reduce(value)
         except Exception:  # whatever an object raises when it has no stable value
             raise self._unknown(value) from None
         if isinstance(parts, str):

@@ -56,13 +56,16 @@ class Registry(Generic[T]):
         if name in self._offered:
             return self._offered[name]
         every = [*self._known, *self._offered]
+        remedy = f"one of the known names, or register a {self.kind} of your own"
         near = suggest(name, every)
+        if near:
+            remedy = repr(near)
         raise SpecError(
             f"no {self.kind} named {name!r}",
             parameter=self.kind,
             known=", ".join(sorted(every)),
             failed=self.failures(),
-            remedy=f"{near!r}" if near else f"one of the known names, or register a {self.kind} of your own",
+            remedy=remedy,
         )
 
     def known(self) -> list[T]:
@@ -83,7 +86,7 @@ class Registry(Generic[T]):
         """Load the entry points of one name, whose failure is an error; or all, whose failures are kept."""
         with self._lock:
             if self._waiting is None:
-                self._waiting = _entry_points(self.group) if self.group else []
+                self._waiting = _entry_points(self.group)
             for entry in [entry for entry in self._waiting if name in (None, entry.name)]:
                 self.loading = _package_of(entry)
                 try:
@@ -122,7 +125,9 @@ def _rebuilt(rebuild: Callable[..., Any], arguments: tuple[Any, ...], packed: by
     return rebuild(*arguments, cloudpickle.loads(packed))
 
 
-def _entry_points(group: str) -> list[EntryPoint]:
+def _entry_points(group: str | None) -> list[EntryPoint]:
+    if group is None:
+        return []
     from importlib.metadata import entry_points  # takes longer than most programs need it
 
     return sorted(entry_points(group=group), key=lambda entry: (entry.name, entry.value))
@@ -134,9 +139,10 @@ def _about(entry: EntryPoint) -> str:
     >>> _about(EntryPoint("shout", "loud.formats", "batchwright.formats"))
     'shout = loud.formats'
     """
-    package = _package_of(entry)
-    return f"{entry.name} = {entry.value}" + (f", of {package}" if package else "")
+    return f"{entry.name} = {entry.value}, of {_package_of(entry)}".removesuffix(", of ")
 
 
 def _package_of(entry: EntryPoint) -> str:
-    return f"{entry.dist.name} {entry.dist.version}" if entry.dist is not None else ""
+    if entry.dist is None:
+        return ""
+    return f"{entry.dist.name} {entry.dist.version}"
