@@ -60,9 +60,7 @@ def local_path(**parameter: Any) -> Path:
             f"{name} must be a path, got {repr(value)[:200]}", parameter=name, remedy=f"{name}='...', or a Path"
         )
     text = os.fsdecode(value)
-    slashes = "//"
-    if not isinstance(value, str):  # a Path has dropped the second
-        slashes = "/"
+    slashes = "//" if isinstance(value, str) else "/"  # a Path has dropped the second
     address = re.match(rf"\s*([A-Za-z][\w+.-]+):{slashes}", text)
     if address is None:
         return Path(os.path.expanduser(text))

@@ -73,9 +73,7 @@ def _unencodable(rows: list[Any], first: int, source: dict[str, str]) -> SpecErr
             try:
                 encode({column: value})
             except (TypeError, ValueError, RecursionError) as error:
-                holds = str(error)
-                if isinstance(error, RecursionError):
-                    holds = "itself"
+                holds = "itself" if isinstance(error, RecursionError) else str(error)
                 return SpecError(
                     f"a value of a row cannot be compared: it is or holds {holds}",
                     **source,
@@ -266,9 +264,7 @@ class _Describer:
     def _global(self, function: types.FunctionType, name: str, paths: list[tuple[str, ...]]) -> Any:
         if name in function.__globals__:
             return self._named_value(name, function.__globals__[name], paths)
-        kind = "undefined"
-        if hasattr(builtins, name):
-            kind = "builtin"
+        kind = "builtin" if hasattr(builtins, name) else "undefined"
         return [[name, [kind, name]]]
 
     def _named_value(self, name: str, value: Any, paths: list[tuple[str, ...]]) -> Any:

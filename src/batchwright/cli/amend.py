@@ -45,8 +45,9 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("store", metavar="STORE")
-    parser.add_argument("plan", metavar="PLAN", nargs="?", help="fingerprint, plan file or state file")
+    add = parser.add_argument
+    add("store", metavar="STORE")
+    add("plan", metavar="PLAN", nargs="?", help="fingerprint, plan file or state file")
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--at", type=whole_number, metavar="P", help="from this position on")
     where.add_argument("--step", type=whole_number, metavar="S", help="from the first row of this step on")
@@ -54,24 +55,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--state", metavar="FILE", help="from where this saved state is (JSON, as state_dict() gives it)"
     )
     add_weights(parser)
-    parser.add_argument(
+    add(
         "--skip",
         type=position_range,
         action="append",
         metavar="FIRST-LAST",
         help="never give out these positions; several times for several",
     )
-    parser.add_argument(
-        "--add", action="append", metavar="NAME=STORE", help="a source that joins, or that grew; several times"
-    )
-    parser.add_argument("--max-epochs", type=epochs_of_sources, metavar="NAME=N,...", help="caps, e.g. code=4")
-    parser.add_argument("--num-tokens", type=whole_number, metavar="N", help="end the stream there, e.g. 10e9 or 10B")
-    parser.add_argument("--num-rows", type=whole_number, metavar="N", help="end the stream there")
-    parser.add_argument("--batch-size", type=whole_number, metavar="ROWS", help="where the plan does not say it")
+    add("--add", action="append", metavar="NAME=STORE", help="a source that joins, or that grew; several times")
+    add("--max-epochs", type=epochs_of_sources, metavar="NAME=N,...", help="caps, e.g. code=4")
+    add("--num-tokens", type=whole_number, metavar="N", help="end the stream there, e.g. 10e9 or 10B")
+    add("--num-rows", type=whole_number, metavar="N", help="end the stream there")
+    add("--batch-size", type=whole_number, metavar="ROWS", help="where the plan does not say it")
     add_json(parser)
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> None:
     from batchwright.cli.plan import describe, facts_of
     from batchwright.cli.plan_summary import summarize
     from batchwright.store.plans import streams_for_plan
@@ -86,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         facts = facts_of(amended, summarize(amended, streams=streams))
         print_json({**facts, "parent": plan.fingerprint, "kept_in": files, "use": use})
-        return 0
+        return
     amendment = amended.amendments[-1]
     print(f"plan {amended.fingerprint} amends {plan.fingerprint} {amendment}")
     print(*(f"  kept in {file}" for file in files), sep="\n")

@@ -88,20 +88,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> None:
     if arguments.to is None and not arguments.explain:
         raise SpecError("where to?", parameter="to", remedy="--to corpus.store, or --explain to see what would happen")
     sources: list[str] = arguments.source
     is_recipe = len(sources) == 1 and sources[0].endswith(".py") and arguments.format is None
-    read = _recipe_of_flags
-    if is_recipe:
-        read = _recipe_of_file
-    recipe = read(arguments)
+    recipe_of = _recipe_of_file if is_recipe else _recipe_of_flags
+    recipe = recipe_of(arguments)
     if arguments.explain:
         _explain(recipe, arguments)
     else:
         _bake(recipe, arguments)
-    return 0
 
 
 def _explain(recipe: DatasetRecipe, arguments: argparse.Namespace) -> None:
@@ -158,9 +155,7 @@ def _recipe_of_flags(arguments: argparse.Namespace) -> DatasetRecipe:
     if arguments.tokenizer is None:
         remedy = "--tokenizer bytes, --tokenizer chars, or --tokenizer path/to/tokenizer.json"
         raise SpecError("which tokenizer?", parameter="tokenizer", remedy=remedy)
-    make_step = _chat_step
-    if arguments.chat is None:
-        make_step = _text_step
+    make_step = _text_step if arguments.chat is None else _chat_step
     step = make_step(arguments)
     recipe = DatasetRecipe(seed=arguments.seed or 0)
     named = _sources(arguments.source, arguments.name)

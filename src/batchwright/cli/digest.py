@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> None:
     from batchwright.audit.digesting import combine, digest_steps
     from batchwright.store.plans import find_plan
 
@@ -62,4 +62,3 @@ def run(arguments: argparse.Namespace) -> int:
         facts["each"] = each
     line = f"{number}  steps {first}-{last}, {counted(num_rows, 'row')}, plan {plan.fingerprint}"
     print_facts(facts, [line], as_json=arguments.json)
-    return 0

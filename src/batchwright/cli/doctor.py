@@ -130,9 +130,7 @@ def _lines(arguments: argparse.Namespace, file: ChatFile, findings: Sequence[Fin
         f"end of turn {file.step.template.end_of_turn}, tokenizer {tokenizer}"
     )
     for finding in findings:
-        mark = "note"
-        if finding.is_failure:
-            mark = "FAILED"
+        mark = "FAILED" if finding.is_failure else "note"
         yield f"{mark:<7} {finding.kind}: {printable(finding.headline)}"
         for place in finding.examples:
             yield f"          {printable(place_in_words(place))}"

@@ -67,10 +67,8 @@ def run(arguments: argparse.Namespace) -> int:
     legs = legs_over(arguments.ranks, arguments.workers)
     rows: int = plan.steps[-1][2]
     at_least(len(legs), steps=arguments.steps)
-    on_leg = _progress
     if not arguments.json:
         _begin(arguments, store, plan, rows, legs)
-        on_leg = _print_leg
     report = drill(
         store,
         plan,
@@ -80,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
         legs=legs,
         checkpoint_every=arguments.checkpoint_every,
         kill_seed=arguments.kill_seed,
-        on_leg=on_leg,
+        on_leg=_progress if arguments.json else _print_leg,
     )
     print_facts(_as_json(report, store), [_outcome(report)], as_json=arguments.json)
     return int(not report.ok)
@@ -149,15 +147,14 @@ def _begin(arguments: argparse.Namespace, store: Path, plan: Plan, rows: int, le
 
 
 def _print_leg(result: LegResult) -> None:
-    steps, ended, equal = "none", "finished", "yes"
+    steps, ended = "none", "finished"
+    equal = "NO" if result.differences else "yes"
     if result.num_steps:
         steps = f"{result.first_step}-{result.first_step + result.num_steps - 1}"
     if result.killed_in_step is not None:
         ended = f"kill -9 in step {result.killed_in_step}"
     elif result.differences:
         ended = "stopped by an error"
-    if result.differences:
-        equal = "NO"
     print(_ROW.format(leg=result.number, **asdict(result.leg), steps=steps, ended=ended, equal=equal), flush=True)
 
 

@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> None:
     from batchwright.cli.plan import describe, streams_of
     from batchwright.order.plan import Plan
     from batchwright.order.plan_file import state_in
@@ -52,22 +52,22 @@ def run(arguments: argparse.Namespace) -> int:
 
     if is_buffer(arguments.store):
         _refuse_what_is_of_stores(arguments)
-        return describe_buffer(arguments.store, version=arguments.version, as_json=arguments.json)
-    if arguments.plan is not None:
+        describe_buffer(arguments.store, version=arguments.version, as_json=arguments.json)
+    elif arguments.plan is not None:
         plan = find_plan(arguments.store, arguments.plan)
-        return describe(plan, streams=streams_of(arguments.store, plan), as_json=arguments.json)
-    if Path(arguments.store).is_file():
+        describe(plan, streams=streams_of(arguments.store, plan), as_json=arguments.json)
+    elif Path(arguments.store).is_file():
         state = state_in(arguments.store)
         if state is not None:
             raise PlanError(
                 f"{arguments.store} is a state of plan {state['plan']}",
                 remedy=f"batchwright info STORE {arguments.store}",
             )
-        return describe(Plan.load(arguments.store), as_json=arguments.json)
-    store = Store(arguments.store, version=arguments.version)
-    facts = {"store": arguments.store, **_facts(store, all_files=arguments.files)}
-    print_facts(facts, _lines(facts), as_json=arguments.json)
-    return 0
+        describe(Plan.load(arguments.store), as_json=arguments.json)
+    else:
+        store = Store(arguments.store, version=arguments.version)
+        facts = {"store": arguments.store, **_facts(store, all_files=arguments.files)}
+        print_facts(facts, _lines(facts), as_json=arguments.json)
 
 
 def _refuse_what_is_of_stores(arguments: argparse.Namespace) -> None:
@@ -170,9 +170,7 @@ def _dropped_lines(report: dict[str, Any]) -> Iterator[str]:
 
 
 def _version_line(facts: dict[str, Any]) -> str:
-    current = "not the current one"
-    if facts["is_current"]:
-        current = "current"
+    current = "current" if facts["is_current"] else "not the current one"
     line = f"  version    {facts['version']} ({current})"
     older = len(facts["versions"]) - 1
     if older:

@@ -74,7 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> None:
     from batchwright.store import Store
     from batchwright.store.plans import find_plan, streams_for_plan
 
@@ -114,7 +114,7 @@ def _check_page(arguments: argparse.Namespace) -> None:
 # Documents
 
 
-def _documents(store: Store, arguments: argparse.Namespace) -> int:
+def _documents(store: Store, arguments: argparse.Namespace) -> None:
     found = list(_chosen(store, arguments))
     is_text = not holds_conversations(store)
     for flag in settings_given(arguments):
@@ -122,10 +122,10 @@ def _documents(store: Store, arguments: argparse.Namespace) -> int:
             remedy = f"leave out {flag}"
             raise SpecError(f"{flag} means nothing here: {store.path} holds plain text", remedy=remedy)
     if not is_text or arguments.html is not None:
-        return _trained_documents(store, found, arguments)
+        _trained_documents(store, found, arguments)
+        return
     documents = []
-    for number, stream, number_in_stream in found:
-        document = stream.document(number_in_stream)
+    for number, document in [(number, stream.document(in_stream)) for number, stream, in_stream in found]:
         if not arguments.json:
             _heading(
                 f"document {number:,}: {document.source} ({document.split}), {document.file}, row {document.row:,}, "
@@ -140,7 +140,6 @@ def _documents(store: Store, arguments: argparse.Namespace) -> int:
         documents.append(facts)
     if arguments.json:
         print_json({"store": str(store.path), "documents": documents})
-    return 0
 
 
 def _document_facts(number: int, document: StoredDocument) -> dict[str, Any]:
@@ -170,7 +169,7 @@ def _chosen(store: Store, arguments: argparse.Namespace) -> Iterator[Found]:
         )
 
 
-def _trained_documents(store: Store, found: list[Found], arguments: argparse.Namespace) -> int:
+def _trained_documents(store: Store, found: list[Found], arguments: argparse.Namespace) -> None:
     """Documents with their trained tokens marked: of a preference pair, two rows."""
     from batchwright.cli.masks import batch_of_documents, rows_of_document
     from batchwright.prepare.chat.spans import ROLES
@@ -191,7 +190,6 @@ def _trained_documents(store: Store, found: list[Found], arguments: argparse.Nam
         print_json({"store": str(store.path), "documents": documents})
     else:
         _show(batch_of_documents(rows), store, arguments, len(rows))
-    return 0
 
 
 def _show(batch: TrainingBatch, store: Store, arguments: argparse.Namespace, rows: int) -> None:
@@ -211,7 +209,7 @@ def _show(batch: TrainingBatch, store: Store, arguments: argparse.Namespace, row
 # Rows
 
 
-def _rows(store: Store, plan: Plan, arguments: argparse.Namespace) -> int:
+def _rows(store: Store, plan: Plan, arguments: argparse.Namespace) -> None:
     """`store` is the first of the plan's, and decodes for all; the plan finds the others."""
     from batchwright.audit.tracing import trace
 
@@ -219,7 +217,8 @@ def _rows(store: Store, plan: Plan, arguments: argparse.Namespace) -> int:
     records = trace(arguments.store, plan, step=step)
     rows = [list(pieces) for _, pieces in groupby(records, key=lambda record: record.position)]
     if arguments.html is not None or any(source.rows for source in plan.all_sources):
-        return _trained_rows(store, plan, rows, arguments)
+        _trained_rows(store, plan, rows, arguments)
+        return
     shown = rows[: arguments.count]
     skipped = _skipped_before(plan, shown)
     ids: dict[int, Any] = {}
@@ -228,7 +227,7 @@ def _rows(store: Store, plan: Plan, arguments: argparse.Namespace) -> int:
     if arguments.json:
         facts = [_row_facts(row) | {"tokens": ids[row[0].position], "pieces": list(map(asdict, row))} for row in shown]
         print_json(_step_facts(store, plan, step, skipped) | {"rows": facts})
-        return 0
+        return
     _heading(
         f"step {step:,} of plan {plan.fingerprint}: {counted(len(rows), 'row')} of {plan.row_tokens:,} tokens and one "
         "more for the last target"
@@ -240,7 +239,6 @@ def _rows(store: Store, plan: Plan, arguments: argparse.Namespace) -> int:
         _print_row(store, row, ids.get(position), arguments)
     if len(shown) < len(rows):
         _border(f"and {counted(len(rows) - len(shown), 'more row')}: --count {len(rows)}")
-    return 0
 
 
 def _print_row(store: Store, row: list[TraceRecord], tokens: Any, arguments: argparse.Namespace) -> None:
@@ -270,7 +268,7 @@ def _row_facts(pieces: list[TraceRecord]) -> dict[str, Any]:
     return {"position": first.position, "source": first.source, "epoch": first.epoch}
 
 
-def _trained_rows(store: Store, plan: Plan, rows: list[list[TraceRecord]], arguments: argparse.Namespace) -> int:
+def _trained_rows(store: Store, plan: Plan, rows: list[list[TraceRecord]], arguments: argparse.Namespace) -> None:
     """The rows of a step with their trained tokens marked: of a preference pair, two."""
     from batchwright.cli.masks import batch_of_step
 
@@ -281,14 +279,13 @@ def _trained_rows(store: Store, plan: Plan, rows: list[list[TraceRecord]], argum
     if arguments.json:
         facts = [_facts(batch, number, rows[number // each]) for number in range(count)]
         print_json(_step_facts(store, plan, step, skipped) | {"rows": facts})
-        return 0
+        return
     for first, last in skipped.values():
         print(f"skipped: {_positions(first, last)}")
     print(f"step {step:,} of plan {plan.fingerprint}")
     _show(batch, store, arguments, count)
     if count < len(batch):
         print(f"and {counted((len(batch) - count) // each, 'more row')}: --count {len(rows)}")
-    return 0
 
 
 def _facts(batch: TrainingBatch, number: int, pieces: list[TraceRecord]) -> dict[str, Any]:
@@ -312,9 +309,7 @@ def _positions(first: int, last: int) -> str:
 
 def _piece_in_words(piece: TraceRecord) -> str:
     start, stop = piece.document_span
-    begins = "continues"
-    if start == 0:
-        begins = "begins"
+    begins = "begins" if start == 0 else "continues"
     return f"{piece.file}, row {piece.row:,} {begins}: tokens {start:,}-{stop:,}{lines_in_words(piece.lines)}"
 
 

@@ -55,9 +55,7 @@ def rows_of_document(stream: TokenStream, number: int, words: str, loss: str | N
 
 
 def default_loss(*, is_pair: bool) -> str:
-    if is_pair:
-        return "last"
-    return "assistant"
+    return "last" if is_pair else "assistant"
 
 
 def rows_of_conversation(

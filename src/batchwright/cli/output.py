@@ -71,9 +71,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[Any]], *, left: Sequenc
     for name, *cells in zip(header, *rows, strict=True):
         words = [name, *map(str, cells)]
         width = max(map(len, words))
-        justify = str.rjust
-        if name in left:
-            justify = str.ljust
+        justify = str.ljust if name in left else str.rjust
         columns.append([justify(word, width) for word in words])
     return "\n".join("  ".join(row).rstrip() for row in zip(*columns, strict=True))
 

@@ -69,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> None:
     check_positive(arguments, "epochs")
     if arguments.target[0] == "forget" and not Path("forget").exists():
         return _forget(arguments)
@@ -147,13 +147,12 @@ def streams_of(where: Any, plan: Plan) -> dict[str, TokenStream] | None:
 
 def describe(
     plan: Plan, *, epochs: int | None = None, streams: dict[str, TokenStream] | None = None, as_json: bool
-) -> int:
+) -> None:
     from batchwright.cli.plan_summary import summarize
     from batchwright.cli.plan_words import render
 
     summary = summarize(plan, epochs=epochs, streams=streams)
     print_facts(facts_of(plan, summary), [render(plan, summary)], as_json=as_json)
-    return 0
 
 
 def facts_of(plan: Plan, summary: PlanSummary) -> dict[str, Any]:
@@ -170,7 +169,7 @@ def _save(plan: Plan, path: Path) -> None:
     plan.save(path)
 
 
-def _forget(arguments: argparse.Namespace) -> int:
+def _forget(arguments: argparse.Namespace) -> None:
     from batchwright.store.plans import forget_plan
 
     if len(arguments.target) != 3:
@@ -179,10 +178,9 @@ def _forget(arguments: argparse.Namespace) -> int:
     files = forget_plan(store, plan)
     facts = {"store": store, "forgotten": files[0].stem, "files": [str(file) for file in files]}
     print_facts(facts, [f"forgot plan {files[0].stem}"], as_json=arguments.json)
-    return 0
 
 
-def _list(path: str, *, as_json: bool) -> int:
+def _list(path: str, *, as_json: bool) -> None:
     from batchwright.store import Store
     from batchwright.store.plans import list_plans
 
@@ -193,7 +191,6 @@ def _list(path: str, *, as_json: bool) -> int:
     if plans:
         text = _table(plans)
     print_facts(facts, [text], as_json=as_json)
-    return 0
 
 
 def _table(plans: list[Plan]) -> str:

@@ -39,12 +39,9 @@ _OF_TEXT = ("chunk_size", "lanes", "recut")
 
 def add_renames(parser: argparse.ArgumentParser) -> None:
     """The names that rows of conversations use for columns and roles."""
-    parser.add_argument(
-        "--columns", type=renames, metavar="OURS=THEIRS,...", help="the columns of a row, e.g. messages=turns"
-    )
-    parser.add_argument(
-        "--roles", type=renames, metavar="THEIRS=OURS,...", help="the names of roles, e.g. bot=assistant"
-    )
+    add = parser.add_argument
+    add("--columns", type=renames, metavar="OURS=THEIRS,...", help="the columns of a row, e.g. messages=turns")
+    add("--roles", type=renames, metavar="THEIRS=OURS,...", help="the names of roles, e.g. bot=assistant")
 
 
 def add_settings(parser: argparse.ArgumentParser) -> None:
@@ -178,9 +175,7 @@ def _refuse_unused(stores: Mapping[str, Store], arguments: argparse.Namespace, *
     """Refuse settings of text where all stores hold conversations, and the reverse; ask for a missing row length."""
     first = next(iter(stores.values()))
     of_talk = [holds_conversations(store) for store in stores.values()]
-    of_text: tuple[str, ...] = _OF_TEXT
-    if is_mixture:  # a mixture of conversations has lanes, too
-        of_text = _OF_TEXT[:1]
+    of_text = _OF_TEXT[:1] if is_mixture else _OF_TEXT  # a mixture of conversations has lanes, too
     if all(of_talk):
         _refuse_given(of_text, arguments, f"{first.path} holds conversations", "--max-length 2048")
     if not any(of_talk):

@@ -45,9 +45,7 @@ def _has_documents(plan: Plan) -> bool:
 
 
 def _head(plan: Plan, summary: PlanSummary) -> str:
-    most, shuffle = "each", plan.shuffle
-    if _has_documents(plan):
-        most = "at most"
+    most, shuffle = "at most" if _has_documents(plan) else "each", plan.shuffle
     if plan.pool_rows is not None:
         windows = f"windows of {plan.pool_rows:,} rows"
         if plan.lanes is not None:
@@ -97,11 +95,10 @@ def _run_rows(plan: Plan, summary: PlanSummary, rows: int) -> str:
 
 def _sources(plan: Plan, summary: PlanSummary) -> str:
     both = _tells_both(plan, summary)
-    asked, effective, in_all = "asked", "effective", "tokens in store"
+    asked, effective = "asked", "effective"
+    in_all = "tokens in rows" if _has_documents(plan) else "tokens in store"
     if both:
         asked, effective = f"asked ({plan.by})", "effective (rows)"
-    if _has_documents(plan):
-        in_all = "tokens in rows"
     columns: dict[str, list[str]] = {}
     for source in summary.sources:
         cells = {

@@ -41,14 +41,13 @@ _SHOWN = 10
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("what", metavar="WHAT", choices=("status", "purge", "verify"), help="status, verify or purge")
-    parser.add_argument("path", metavar="PATH", help="data/<dataset>, or the queue folder in it")
-    parser.add_argument("--split", metavar="NAME", help="of purge: remove only this split")
-    parser.add_argument("--force", action="store_true", help="of purge: also while a process uses the queue")
-    parser.add_argument(
-        "--quarantine", action="store_true", help="of verify: put damaged files aside, to be made again"
-    )
-    parser.add_argument("--all", action="store_true", help="of status and purge: list everything")
+    add = parser.add_argument
+    add("what", metavar="WHAT", choices=("status", "purge", "verify"), help="status, verify or purge")
+    add("path", metavar="PATH", help="data/<dataset>, or the queue folder in it")
+    add("--split", metavar="NAME", help="of purge: remove only this split")
+    add("--force", action="store_true", help="of purge: also while a process uses the queue")
+    add("--quarantine", action="store_true", help="of verify: put damaged files aside, to be made again")
+    add("--all", action="store_true", help="of status and purge: list everything")
     add_json(parser)
 
 
@@ -62,9 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
             )
     if arguments.what == "verify":
         return _verify(arguments)
-    shown = _SHOWN
-    if arguments.all:
-        shown = sys.maxsize
+    shown = sys.maxsize if arguments.all else _SHOWN
     if arguments.what == "status":
         return _status(arguments, shown)
     return _purge(arguments, shown)

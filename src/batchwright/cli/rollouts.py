@@ -37,13 +37,12 @@ _MAX_LEASES = 5
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("what", metavar="WHAT", choices=("status", "show"), help="status, or show")
-    parser.add_argument("folder", metavar="FOLDER", help="a rollout log")
-    parser.add_argument("ordinal", metavar="ORDINAL", nargs="?", type=whole_number, help="of show: the prompt")
-    parser.add_argument(
-        "--position", type=whole_number, metavar="ROWS", help="of status: a checkpoint's; of show: a row's"
-    )
-    parser.add_argument("--all", action="store_true", help="of status: list all leases")
+    add = parser.add_argument
+    add("what", metavar="WHAT", choices=("status", "show"), help="status, or show")
+    add("folder", metavar="FOLDER", help="a rollout log")
+    add("ordinal", metavar="ORDINAL", nargs="?", type=whole_number, help="of show: the prompt")
+    add("--position", type=whole_number, metavar="ROWS", help="of status: a checkpoint's; of show: a row's")
+    add("--all", action="store_true", help="of status: list all leases")
     add_json(parser)
 
 

@@ -28,13 +28,12 @@ def is_buffer(path: str) -> bool:
     return os.path.isfile(os.path.join(path, POINTER))  # False also for what cannot be a path
 
 
-def describe_buffer(path: str, *, version: str | None, as_json: bool) -> int:
+def describe_buffer(path: str, *, version: str | None, as_json: bool) -> None:
     from batchwright.buffer.buffer import DatasetBuffer
 
     with DatasetBuffer(path=path, read_only=True) as buffer:
         facts = {"buffer": path, **_facts(path, buffer, _version(buffer, version))}
     print_facts(facts, _lines(facts, version), as_json=as_json)
-    return 0
 
 
 def _version(buffer: DatasetBuffer, name: str | None) -> Reads:
@@ -109,14 +108,14 @@ def _settings_in_words(max_size: int | None, drop_strategy: str, seed: int) -> s
     return f"at most {max_size:,}, dropping by {printable(drop_strategy)}, seed {seed}"
 
 
-def look_at_rows(arguments: argparse.Namespace) -> int:
+def look_at_rows(arguments: argparse.Namespace) -> None:
     """Some rows, with what they hold. Of `batchwright look`, --document, --count, --chars and --json apply."""
     _refuse_others(arguments)
     rows, places = _rows_to_show(arguments)
     if arguments.json:
         found = [{**place, "values": row} for place, row in zip(places, rows, strict=True)]
         print_json({"buffer": arguments.store, "rows": found})
-        return 0
+        return
     for place, row in zip(places, rows, strict=True):
         came = f"id {place['id']:,}"
         if place["origin"] is not None:
@@ -124,7 +123,6 @@ def look_at_rows(arguments: argparse.Namespace) -> int:
         print(f"row {place['row']:,} ({came})")
         for name, value in row.items():
             print(f"  {printable(name)}  {_value(value, arguments.chars)}")
-    return 0
 
 
 def _rows_to_show(arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

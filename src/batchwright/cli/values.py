@@ -141,9 +141,7 @@ class WeightsFrom(NamedTuple):
 
     @property
     def parameter(self) -> str:
-        if self.last is None:
-            return "weights"
-        return "ramp"
+        return "weights" if self.last is None else "ramp"
 
 
 def weights_from(text: str) -> WeightsFrom:
