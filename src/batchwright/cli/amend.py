@@ -85,7 +85,7 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.json:
         facts = facts_of(amended, summarize(amended, streams=streams))
         print_json({**facts, "parent": plan.fingerprint, "kept_in": files, "use": use})
-        return
+        return None
     amendment = amended.amendments[-1]
     print(f"plan {amended.fingerprint} amends {plan.fingerprint} {amendment}")
     print(*(f"  kept in {file}" for file in files), sep="\n")

@@ -124,22 +124,27 @@ def _documents(store: Store, arguments: argparse.Namespace) -> None:
     if not is_text or arguments.html is not None:
         _trained_documents(store, found, arguments)
         return
-    documents = []
-    for number, document in [(number, stream.document(in_stream)) for number, stream, in_stream in found]:
-        if not arguments.json:
-            _heading(
-                f"document {number:,}: {document.source} ({document.split}), {document.file}, row {document.row:,}, "
-                f"{counted(len(document.tokens), 'token')}"
-            )
-            _text(_content(store, document.tokens, arguments))
-            continue
-        facts = _document_facts(number, document)
-        facts |= {"num_tokens": len(document.tokens), "text": store.decode(document.tokens)}
-        if arguments.ids:
-            facts["ids"] = document.tokens
-        documents.append(facts)
+    read = [(number, stream.document(number_in_stream)) for number, stream, number_in_stream in found]
     if arguments.json:
-        print_json({"store": str(store.path), "documents": documents})
+        facts = [_document_as_json(store, number, document, arguments) for number, document in read]
+        print_json({"store": str(store.path), "documents": facts})
+        return
+    for number, document in read:
+        _heading(
+            f"document {number:,}: {document.source} ({document.split}), {document.file}, row {document.row:,}, "
+            f"{counted(len(document.tokens), 'token')}"
+        )
+        _text(_content(store, document.tokens, arguments))
+
+
+def _document_as_json(
+    store: Store, number: int, document: StoredDocument, arguments: argparse.Namespace
+) -> dict[str, Any]:
+    facts = _document_facts(number, document)
+    facts |= {"num_tokens": len(document.tokens), "text": store.decode(document.tokens)}
+    if arguments.ids:
+        facts["ids"] = document.tokens
+    return facts
 
 
 def _document_facts(number: int, document: StoredDocument) -> dict[str, Any]:
@@ -233,24 +238,29 @@ def _rows(store: Store, plan: Plan, arguments: argparse.Namespace) -> None:
         "more for the last target"
     )
     for row in shown:
-        position = row[0].position
-        if position in skipped:
-            _border(f"skipped: {_positions(*skipped[position])}")
-        _print_row(store, row, ids.get(position), arguments)
+        _print_row(store, row, skipped, ids, arguments)
     if len(shown) < len(rows):
         _border(f"and {counted(len(rows) - len(shown), 'more row')}: --count {len(rows)}")
 
 
-def _print_row(store: Store, row: list[TraceRecord], tokens: Any, arguments: argparse.Namespace) -> None:
-    """A row, piece by piece; `tokens` are None without --ids."""
+def _print_row(
+    store: Store,
+    row: list[TraceRecord],
+    skipped: dict[int, tuple[int, int]],
+    ids: dict[int, Any],
+    arguments: argparse.Namespace,
+) -> None:
+    """A row, piece by piece. `ids` is empty without --ids."""
     first = row[0]
+    if first.position in skipped:
+        _border(f"skipped: {_positions(*skipped[first.position])}")
     _heading(f"row {first.row_in_batch} (position {first.position:,}): {first.source}, epoch {first.epoch}")
     for piece in row:
         _border(_piece_in_words(piece))
-        of_piece = None
+        tokens = ids.get(first.position)
         if tokens is not None:
-            of_piece = tokens[slice(*piece.window_span)]
-        _text(_content(store, of_piece, arguments, piece.text))
+            tokens = tokens[slice(*piece.window_span)]
+        _text(_content(store, tokens, arguments, piece.text))
 
 
 def _skipped_before(plan: Plan, rows: list[list[TraceRecord]]) -> dict[int, tuple[int, int]]:

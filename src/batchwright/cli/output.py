@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,20 +59,22 @@ def indented(text: str, margin: str) -> str:
     return "\n".join(margin + line for line in printable(text).split("\n"))
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[Any]], *, left: Sequence[str] = ()) -> str:
-    """Plain, aligned columns; those named in `left` to the left, numbers to the right.
+def table(rows: Sequence[Mapping[str, Any]], *, left: Sequence[str] = (), optional: Sequence[str] = ()) -> str:
+    """Plain, aligned columns; those named in `left` to the left, numbers to the right. Without `optional` empty ones.
 
-    >>> print(table(["name", "rows"], [["web", 12], ["code", 3]], left=["name"]))
+    >>> print(table([{"name": "web", "rows": 12}, {"name": "code", "rows": 3}], left=["name"]))
     name  rows
     web     12
     code     3
     """
     columns = []
-    for name, *cells in zip(header, *rows, strict=True):
-        words = [name, *map(str, cells)]
-        width = max(map(len, words))
+    for name in rows[0]:
+        words = [str(row[name]) for row in rows]
+        if name in optional and not any(words):
+            continue
+        width = max(map(len, [name, *words]))
         justify = str.ljust if name in left else str.rjust
-        columns.append([justify(word, width) for word in words])
+        columns.append([justify(word, width) for word in [name, *words]])
     return "\n".join("  ".join(row).rstrip() for row in zip(*columns, strict=True))
 
 

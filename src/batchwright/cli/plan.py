@@ -189,24 +189,21 @@ def _list(path: str, *, as_json: bool) -> None:
     facts = {"store": str(store.path), "plans": [_line_as_json(plan) for plan in plans]}
     text = f"no plans are kept with {store.path}: opening a loader keeps one; --chunk-size asks for one beforehand"
     if plans:
-        text = _table(plans)
+        left = ["plan", "sources", "batch sizes", "amends"]
+        text = table([_cells(plan) for plan in plans], left=left, optional=["amends"])
     print_facts(facts, [text], as_json=as_json)
 
 
-def _table(plans: list[Plan]) -> str:
-    columns: dict[str, list[Any]] = {
-        "plan": [plan.fingerprint for plan in plans],
-        "chunk size": [number(plan.row_tokens) for plan in plans],
-        "seed": [plan.seed for plan in plans],
-        "rows": [number(plan.epoch_rows, "no end") for plan in plans],
-        "batch sizes": [", ".join(str(run[-1][2]) for run in plan.runs) or "-" for plan in plans],
-        "amends": ["".join(amendment.parent for amendment in plan.amendments[-1:]) for plan in plans],
-        "sources": [printable(_sources(plan)) for plan in plans],
+def _cells(plan: Plan) -> dict[str, Any]:
+    return {
+        "plan": plan.fingerprint,
+        "chunk size": number(plan.row_tokens),
+        "seed": plan.seed,
+        "rows": number(plan.epoch_rows, "no end"),
+        "batch sizes": ", ".join(str(run[-1][2]) for run in plan.runs) or "-",
+        "amends": "".join(amendment.parent for amendment in plan.amendments[-1:]),
+        "sources": printable(_sources(plan)),
     }
-    if not any(columns["amends"]):
-        del columns["amends"]
-    rows = zip(*columns.values(), strict=True)
-    return table(list(columns), rows, left=["plan", "sources", "batch sizes", "amends"])
 
 
 def _sources(plan: Plan) -> str:

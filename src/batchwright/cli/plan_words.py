@@ -95,32 +95,26 @@ def _run_rows(plan: Plan, summary: PlanSummary, rows: int) -> str:
 
 def _sources(plan: Plan, summary: PlanSummary) -> str:
     both = _tells_both(plan, summary)
-    asked, effective = "asked", "effective"
-    in_all = "tokens in rows" if _has_documents(plan) else "tokens in store"
+    rows = [_cells(plan, source, both=both) for source in summary.sources]
+    return table(rows, left=["source", "split", ""], optional=["once by step", ""])
+
+
+def _cells(plan: Plan, source: SourceSummary, *, both: bool) -> dict[str, str]:
+    cells = {"source": printable(source.name), "split": source.split}
+    asked, effective = f"{100 * source.asked_share:.2f} %", f"{100 * source.effective_share:.3f} %"
     if both:
-        asked, effective = f"asked ({plan.by})", "effective (rows)"
-    columns: dict[str, list[str]] = {}
-    for source in summary.sources:
-        cells = {
-            "source": printable(source.name),
-            "split": source.split,
-            asked: f"{100 * source.asked_share:.2f} %",
-            effective: f"{100 * source.effective_share:.3f} %",
-            "effective (tokens)": f"{100 * source.effective_token_share:.3f} %",
-            in_all: f"{source.num_tokens:,}",
-            "tokens read": number(source.tokens_read, "no end"),
-            "epochs": _epochs(source),
-            "once by step": number(source.first_epoch_ends_at_step),
-            "": f"over {MANY_EPOCHS} epochs" * source.is_read_often,
-        }
-        for name, cell in cells.items():
-            columns.setdefault(name, []).append(cell)
-    if not both:
-        del columns["effective (tokens)"]
-    for optional in ("once by step", ""):
-        if not any(columns[optional]):
-            del columns[optional]
-    return table(list(columns), zip(*columns.values(), strict=True), left=["source", "split", ""])
+        cells |= {f"asked ({plan.by})": asked, "effective (rows)": effective}
+        cells["effective (tokens)"] = f"{100 * source.effective_token_share:.3f} %"
+    else:
+        cells |= {"asked": asked, "effective": effective}
+    in_all = "tokens in rows" if _has_documents(plan) else "tokens in store"
+    return cells | {
+        in_all: number(source.num_tokens),
+        "tokens read": number(source.tokens_read, "no end"),
+        "epochs": _epochs(source),
+        "once by step": number(source.first_epoch_ends_at_step),
+        "": f"over {MANY_EPOCHS} epochs" * source.is_read_often,
+    }
 
 
 def _epochs(source: SourceSummary) -> str:
@@ -173,21 +167,19 @@ def _of_all(count: int, total: int) -> str:
 
 def _stretches(plan: Plan, summary: PlanSummary) -> str:
     """A line for each mix: of a ramp, the first and the last; of very many, the first and the last few."""
+    both = _tells_both(plan, summary)
     shown = [stretch for stretch in summary.stretches if not stretch.is_inside_a_ramp]
     if len(shown) > _STRETCHES_SHOWN:
         shown = [*shown[: _STRETCHES_SHOWN // 2], *shown[-_STRETCHES_SHOWN // 2 :]]
-    columns = {
-        "from step": [number(s.from_step) for s in shown],
-        "position": [number(s.from_position) for s in shown],
-        "asked": [_shares_in_words(s.asked) for s in shown],
-    }
-    effective = [_shares_in_words(s.effective) for s in shown]
-    if _tells_both(plan, summary):
-        columns["effective (rows)"] = effective
-        columns["effective (tokens)"] = [_shares_in_words(s.effective_tokens) for s in shown]
-    else:
-        columns["effective"] = effective
-    text = table(list(columns), zip(*columns.values(), strict=True), left=list(columns)[2:])
+    rows = []
+    for stretch in shown:
+        row = {"from step": number(stretch.from_step), "position": number(stretch.from_position)}
+        row["asked"] = _shares_in_words(stretch.asked)
+        row["effective (rows)" if both else "effective"] = _shares_in_words(stretch.effective)
+        if both:
+            row["effective (tokens)"] = _shares_in_words(stretch.effective_tokens)
+        rows.append(row)
+    text = table(rows, left=list(rows[0])[2:])
     hidden = len(summary.stretches) - len(shown)
     if hidden:
         text += f"\nand {hidden:,} more in between: --json has them"

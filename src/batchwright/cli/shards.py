@@ -134,14 +134,7 @@ def _lines(directory: str, shards: list[dict[str, Any]]) -> Iterator[str]:
     size = bytes_in_words(sum(shard["bytes"] for shard in shards))
     yield f"shards {directory}: {counted(len(shards), 'shard')}, {_total(shards)}, {size}"
     letters: dict[str, str] = {}
-    columns = {
-        "number": [shard["number"] for shard in shards],
-        "file": [printable(shard["file"]) for shard in shards],
-        "rows": [number(shard["rows"], "-") for shard in shards],
-        "bytes": [number(shard["bytes"]) for shard in shards],
-        "columns": [_columns_cell(shard, letters) for shard in shards],
-    }
-    yield table(list(columns), zip(*columns.values(), strict=True), left=["file", "columns"])
+    yield table([_cells(shard, letters) for shard in shards], left=["file", "columns"])
     for words, letter in letters.items():
         yield f"{letter}: {printable(words)}"
     if len(letters) > 1:
@@ -149,6 +142,16 @@ def _lines(directory: str, shards: list[dict[str, Any]]) -> Iterator[str]:
     for shard in shards:
         if shard["fault"]:
             yield printable(shard["fault"])
+
+
+def _cells(shard: dict[str, Any], letters: dict[str, str]) -> dict[str, Any]:
+    return {
+        "number": shard["number"],
+        "file": printable(shard["file"]),
+        "rows": number(shard["rows"], "-"),
+        "bytes": number(shard["bytes"]),
+        "columns": _columns_cell(shard, letters),
+    }
 
 
 def _columns_cell(shard: dict[str, Any], letters: dict[str, str]) -> str:
