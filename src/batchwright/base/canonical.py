@@ -178,7 +178,9 @@ def _little_endian(numbers: array[Any]) -> bytes:
 def _ordered(items: Any) -> list[Any]:
     """The items of a set, in an order that does not depend on hashes."""
     kinds = set(map(type, items))
-    return sorted(items) if kinds <= {str} or kinds <= {int} else sorted(items, key=encode)
+    if kinds <= {str} or kinds <= {int}:
+        return sorted(items)
+    return sorted(items, key=encode)
 
 
 def _name_of(kind: type) -> str:
@@ -234,7 +236,9 @@ def _range(value: range) -> Any:
 
 def _array(value: Any) -> Any:
     found = np.asarray(value)
-    kind = str(found.dtype) if found.dtype.names else found.dtype.str
+    kind = found.dtype.str
+    if found.dtype.names:
+        kind = str(found.dtype)
     if not found.dtype.hasobject:
         return kind, found.shape, found.tobytes()
     if not found.ndim:  # no array at all, but whatever NumPy does not know
@@ -257,7 +261,9 @@ def _image(value: Any) -> Any:
 
 def _arrow(value: Any) -> Any:
     """Arrow's tables, batches and arrays, however they are cut into chunks."""
-    return str(value.schema.remove_metadata() if hasattr(value, "schema") else value.type), value.to_pylist()
+    if hasattr(value, "schema"):
+        return str(value.schema.remove_metadata()), value.to_pylist()
+    return str(value.type), value.to_pylist()
 
 
 def _arrow_scalar(value: Any) -> Any:
@@ -267,14 +273,17 @@ def _arrow_scalar(value: Any) -> Any:
 def _arrow_stream(value: Any) -> Any:
     import pyarrow as pa
 
-    return _arrow(pa.table(value) if hasattr(value, "columns") else pa.chunked_array(value))
+    if hasattr(value, "columns"):
+        return _arrow(pa.table(value))
+    return _arrow(pa.chunked_array(value))
 
 
 def _subclass(value: Any) -> Any:
     """An object of a class that inherits from str, dict, tuple and so on: what it is as one, and what else it holds."""
     base = next(base for base in _BUILTIN if isinstance(value, base))
-    plain = base.__str__(value) if base is str else base(value)
-    return plain, attributes(value)
+    if base is str:
+        return str.__str__(value), attributes(value)
+    return base(value), attributes(value)
 
 
 _PARTS: dict[type, Callable[[Any], Any]] = {

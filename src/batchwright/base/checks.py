@@ -42,8 +42,9 @@ def whole_number(**parameter: Any) -> int:
     try:
         return operator.index(value)
     except TypeError:
-        is_whole = isinstance(value, float) and value.is_integer()
-        remedy = f"{name}={int(value)}" if is_whole else f"{name}=1, or another int"
+        remedy = f"{name}=1, or another int"
+        if isinstance(value, float) and value.is_integer():
+            remedy = f"{name}={int(value)}"
         raise SpecError(f"{name} must be a whole number, got {value!r}", parameter=name, remedy=remedy) from None
 
 

@@ -56,7 +56,9 @@ def is_part(name: str) -> bool:
 def home() -> Path:
     """Where batchwright keeps what belongs to no store: $BATCHWRIGHT_HOME, else ~/.cache/batchwright."""
     folder = os.environ.get("BATCHWRIGHT_HOME")
-    return local_path(BATCHWRIGHT_HOME=folder) if folder else Path.home() / ".cache" / "batchwright"
+    if folder:
+        return local_path(BATCHWRIGHT_HOME=folder)
+    return Path.home() / ".cache" / "batchwright"
 
 
 def reserve(descriptor: int, num_bytes: int) -> None:

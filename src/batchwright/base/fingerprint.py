@@ -66,7 +66,10 @@ def fingerprint_rows(rows: Sequence[Any], **source: str) -> str:
 
 def _unencodable(rows: list[Any], first: int, source: dict[str, str]) -> SpecError:
     for number, row in enumerate(rows, first):
-        for column, value in row.items() if isinstance(row, dict) else [(None, row)]:
+        columns = [(None, row)]
+        if isinstance(row, dict):
+            columns = list(row.items())
+        for column, value in columns:
             try:
                 encode({column: value})
             except (TypeError, ValueError, RecursionError) as error:
@@ -90,13 +93,12 @@ def fingerprint_file(path: Path, start: int = 0, stop: int | None = None) -> str
     digest = xxhash.xxh3_128()
     with open(path, "rb") as file:
         file.seek(start)
-        left = stop - start if stop is not None else None
-        while left is None or left > 0:
-            piece = file.read(_CHUNK_BYTES if left is None else min(left, _CHUNK_BYTES))
-            if not piece:
-                break
+        left = sys.maxsize
+        if stop is not None:
+            left = stop - start
+        while left > 0 and (piece := file.read(min(left, _CHUNK_BYTES))):
             digest.update(piece)
-            left = None if left is None else left - len(piece)
+            left -= len(piece)
     return digest.hexdigest()
 
 
@@ -146,52 +148,72 @@ class _Describer:
 
     def _compound(self, value: Any) -> Any:
         describe = self.describe
-        if type(value) in (tuple, list):
-            return [type(value).__name__, *map(describe, value)]
-        if isinstance(value, set | frozenset):
-            items = value if set(map(type, value)) <= _PLAIN else {fingerprint_value(describe(item)) for item in value}
-            kind = type(value).__name__ if type(value) in (set, frozenset) else describe(type(value))
-            return ["set", kind, frozenset(items), describe(attributes(value))]
-        if type(value) in (dict, types.MappingProxyType):
-            return ["dict", *([describe(k), describe(v)] for k, v in value.items())]
-        if isinstance(value, types.FunctionType):
-            if is_users(value.__module__):
-                return self._function(value)
-            # What an installed package made at run time does what it was made of: make_filter(3) is not make_filter(4).
-            cells = (value.__closure__ or ()) if "<locals>" in value.__qualname__ else ()
-            return [*_named(value), *(self._cell("", cell, []) for cell in cells)]
+        match value:
+            case tuple() | list() if type(value) in (tuple, list):
+                return [type(value).__name__, *map(describe, value)]
+            case set() | frozenset():
+                return self._set(value)
+            case dict() | types.MappingProxyType() if type(value) in (dict, types.MappingProxyType):
+                return ["dict", *([describe(k), describe(v)] for k, v in value.items())]
+            case types.MethodType():
+                return ["method", describe(value.__func__), describe(value.__self__)]
+            case types.ModuleType():
+                return self._module(value)
+            case types.CodeType():
+                return self._code(value)
+            case staticmethod() | classmethod():
+                return [type(value).__name__, describe(value.__func__)]
+            case property():
+                return ["property", describe(value.fget), describe(value.fset), describe(value.fdel)]
+            case re.Pattern():
+                return ["regex", describe(value.pattern), value.flags]
+            case functools.cached_property():
+                return ["cached_property", describe(value.func)]
+        return self._callable(value)
+
+    def _set(self, value: Any) -> Any:
+        items, kind = value, type(value).__name__
+        if not set(map(type, value)) <= _PLAIN:
+            items = {fingerprint_value(self.describe(item)) for item in value}
+        if type(value) not in (set, frozenset):
+            kind = self.describe(type(value))
+        return ["set", kind, frozenset(items), self.describe(attributes(value))]
+
+    def _callable(self, value: Any) -> Any:
+        """Functions and classes: the user's own by what they do, others by name. Any other object by what it holds."""
+        if isinstance(value, types.FunctionType | type) and is_users(value.__module__):
+            if isinstance(value, type):
+                return self._class(value)
+            return self._function(value)
         if isinstance(value, type):
-            return self._class(value) if is_users(value.__module__) else _named(value)
-        if isinstance(value, types.MethodType):
-            return ["method", describe(value.__func__), describe(value.__self__)]
+            return _named(value)
+        if isinstance(value, types.FunctionType):
+            named = _named(value)
+            if "<locals>" in value.__qualname__:
+                # What an installed package made at run time does what it was made of: make_filter(3) is not
+                # make_filter(4).
+                named += [self._cell("", cell, []) for cell in value.__closure__ or ()]
+            return named
         if isinstance(value, types.BuiltinFunctionType | types.MethodWrapperType):
             owner = getattr(value, "__self__", None)  # "{}".format: what it is bound to decides what it does
-            bound = None if owner is None or isinstance(owner, types.ModuleType) else describe(owner)
-            return [*_named(value), bound]
+            if isinstance(owner, types.ModuleType):
+                owner = None
+            return [*_named(value), self.describe(owner)]
         if isinstance(value, _DESCRIPTORS):
             return ["descriptor", value.__qualname__]
-        if isinstance(value, types.ModuleType):
-            return self._module(value)
-        if isinstance(value, types.CodeType):
-            return self._code(value)
-        if isinstance(value, staticmethod | classmethod):
-            return [type(value).__name__, describe(value.__func__)]
-        if isinstance(value, property):
-            return ["property", describe(value.fget), describe(value.fset), describe(value.fdel)]
-        if isinstance(value, re.Pattern):
-            return ["regex", describe(value.pattern), value.flags]
         wrapped = getattr(value, "__wrapped__", None)
         if wrapped is not None and type(value).__module__ == "functools":  # lru_cache
-            return ["wrapped", describe(wrapped), self._attributes(value)]
-        if isinstance(value, functools.cached_property):
-            return ["cached_property", describe(value.func)]
+            return ["wrapped", self.describe(wrapped), self._attributes(value)]
         return self._object(value)
 
     def _object(self, value: Any) -> Any:
         """Any other object, by its class and what pickle would store of it."""
         try:
             reduce = copyreg.dispatch_table.get(type(value))
-            parts = reduce(value) if reduce is not None else value.__reduce_ex__(2)
+            if reduce is None:
+                parts: Any = value.__reduce_ex__(2)
+            else:
+                parts = reduce(value)
         except Exception:  # whatever an object raises when it has no stable value
             raise self._unknown(value) from None
         if isinstance(parts, str):
@@ -242,7 +264,8 @@ class _Describer:
     def _global(self, function: types.FunctionType, name: str, paths: list[tuple[str, ...]]) -> Any:
         if name in function.__globals__:
             return self._named_value(name, function.__globals__[name], paths)
-        return [[name, ["builtin" if hasattr(builtins, name) else "undefined", name]]]
+        kind = "builtin" if hasattr(builtins, name) else "undefined"
+        return [[name, [kind, name]]]
 
     def _named_value(self, name: str, value: Any, paths: list[tuple[str, ...]]) -> Any:
         """[name, what it is]; for a module of the user's own, what the code takes out of it, each by its dotted name.
@@ -271,8 +294,13 @@ class _Describer:
             code.co_flags & _FLAGS_THAT_MATTER,
             list(code.co_names),
             list(code.co_varnames),
-            [self._code(c) if isinstance(c, types.CodeType) else self.describe(c) for c in code.co_consts],
+            [self._constant(constant) for constant in code.co_consts],
         ]
+
+    def _constant(self, constant: Any) -> Any:
+        if isinstance(constant, types.CodeType):
+            return self._code(constant)
+        return self.describe(constant)
 
     def _class(self, described: type) -> Any:
         members = [
@@ -338,7 +366,9 @@ def _dotted_names(code: types.CodeType, opnames: tuple[str, ...]) -> Iterator[tu
             continue
         if path:
             yield path
-        path = (instruction.argval,) if instruction.opname in opnames else ()
+        path = ()
+        if instruction.opname in opnames:
+            path = (instruction.argval,)
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             yield from _dotted_names(constant, opnames)

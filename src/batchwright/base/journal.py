@@ -135,7 +135,9 @@ class Journal:
     def open_shared(cls, path: Path, after: Record | None = None) -> Journal:
         """One of several writers' ends, after a record that was read already. Nothing is changed before `catch_up`."""
         head = read_head(path)
-        number, end = (head.first_number - 1, _FILE_HEAD.size) if after is None else (after.number, after.end_offset)
+        number, end = head.first_number - 1, _FILE_HEAD.size
+        if after is not None:
+            number, end = after.number, after.end_offset
         journal = cls(path, _open_to_append(path), head.owner_id, end, number)
         journal.is_shared = True
         return journal
@@ -314,8 +316,13 @@ def read_records(
         reader = _Reader(file.fileno())
         head = _parse_head(path, os.pread(file.fileno(), _FILE_HEAD.size, 0))
         seed = _seed_of(head.owner_id)
-        offset = _FILE_HEAD.size if from_offset is None else from_offset
-        expected = head.first_number if from_offset is None else None if after is None else after + 1
+        expected: int | None = None
+        if from_offset is None:
+            offset, expected = _FILE_HEAD.size, head.first_number
+        else:
+            offset = from_offset
+            if after is not None:
+                expected = after + 1
         if offset > os.fstat(file.fileno()).st_size:
             raise StoreError(
                 "this journal is shorter than what was read of it before",
@@ -328,12 +335,7 @@ def read_records(
                 for record in reader.whole_records(offset, expected, seed):
                     yield record
                     offset, expected = record.end_offset, record.number + 1
-            for look in range(_LOOKS):
-                found = reader.record_at(offset, expected, seed)
-                if not isinstance(found, _Damage):
-                    break
-                reader.forget()
-                time.sleep(0.002 * look)
+            found = reader.settled_record_at(offset, expected, seed)
             if found is None:
                 return
             if isinstance(found, _Damage):
@@ -393,6 +395,16 @@ class _Reader:
             at = stop + 1
             yield Record(number, payload, self._start + at)
             number += 1
+
+    def settled_record_at(self, offset: int, expected: int | None, seed: int) -> Record | _Damage | None:
+        """As `record_at`, but damage is looked at again: a writer may be in the middle of it."""
+        for look in range(_LOOKS):
+            found = self.record_at(offset, expected, seed)
+            if not isinstance(found, _Damage):
+                break
+            self.forget()
+            time.sleep(0.002 * look)
+        return found
 
     def record_at(self, offset: int, expected: int | None, seed: int) -> Record | _Damage | None:
         """The record there; None where it is cut off, or where nothing is there yet."""

@@ -25,7 +25,9 @@ __all__ = ["jit", "numba_or_none"]
 
 def numba_or_none() -> Any:
     """The module, or None where it is not installed or `BATCHWRIGHT_NUMBA=0` turns it off. Asked at every call."""
-    return None if os.environ.get("BATCHWRIGHT_NUMBA") == "0" else _import_numba()
+    if os.environ.get("BATCHWRIGHT_NUMBA") == "0":
+        return None
+    return _import_numba()
 
 
 def jit(function: Callable[..., Any], signature: Any = None) -> Callable[..., Any] | None:
@@ -35,7 +37,9 @@ def jit(function: Callable[..., Any], signature: Any = None) -> Callable[..., An
     code is kept for later processes where a folder for it can be written. It runs without the GIL, and in the order
     of operations that is written: nothing is fused or reordered, so NumPy can give the same bits.
     """
-    return None if numba_or_none() is None else _compile(function, signature)
+    if numba_or_none() is None:
+        return None
+    return _compile(function, signature)
 
 
 @cache
@@ -44,7 +48,9 @@ def _import_numba() -> Any:
         numba = import_module("numba")
     except ImportError:  # not installed, or not for this NumPy
         return None
-    return None if numba.config.DISABLE_JIT else numba  # as Python its loops would take longer than NumPy
+    if numba.config.DISABLE_JIT:  # as Python its loops would take longer than NumPy
+        return None
+    return numba
 
 
 @cache

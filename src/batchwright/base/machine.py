@@ -64,7 +64,9 @@ def anonymous_bytes() -> int:
             if line.startswith("RssAnon:"):
                 return int(line.split()[1]) * 1024
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+    if sys.platform == "darwin":
+        return peak
+    return peak * 1024
 
 
 def is_alive(pid: int) -> bool:
@@ -182,7 +184,9 @@ def limit_memory(more_bytes: int) -> None:
         has_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * mmap.PAGESIZE
         _, hard = resource.getrlimit(resource.RLIMIT_AS)
         most = has_bytes + more_bytes
-        resource.setrlimit(resource.RLIMIT_AS, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
+        if hard != resource.RLIM_INFINITY:
+            most = min(most, hard)
+        resource.setrlimit(resource.RLIMIT_AS, (most, hard))
 
 
 def is_cached(descriptor: int, offset: int) -> bool | None:
@@ -371,11 +375,11 @@ class FolderWatch:
             is_blind = len(self._watches) < len(self._folders)
             left_seconds = max(deadline - time.monotonic(), 0.0)
             pause_seconds = min(left_seconds, self._nap_seconds if is_blind else _LOOK_SECONDS)
-            self._poll.poll(0 if is_changed else 1000 * pause_seconds)
-            is_woken, is_told, is_seen = self._drain_wakes(), self._drain_events(), self._look_at_folders()
+            self._poll.poll(1000 * pause_seconds * (not is_changed))
+            news = (is_changed, self._drain_wakes(), self._drain_events(), self._look_at_folders())
             if self._is_closed:
                 return False
-            if is_changed or is_woken or is_told or is_seen:
+            if any(news):
                 self.reset()
                 return True
             if is_blind:

@@ -7,7 +7,8 @@ registered names: the meaning of a name does not depend on earlier lookups.
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Generic, TypeVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from batchwright.base.errors import SpecError
 from batchwright.base.words import suggest
@@ -15,7 +16,7 @@ from batchwright.base.words import suggest
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-__all__ = ["Registry"]
+__all__ = ["Registry", "by_value"]
 
 T = TypeVar("T")
 
@@ -55,13 +56,16 @@ class Registry(Generic[T]):
         if name in self._offered:
             return self._offered[name]
         every = [*self._known, *self._offered]
+        remedy = f"one of the known names, or register a {self.kind} of your own"
         near = suggest(name, every)
+        if near:
+            remedy = repr(near)
         raise SpecError(
             f"no {self.kind} named {name!r}",
             parameter=self.kind,
             known=", ".join(sorted(every)),
             failed=self.failures(),
-            remedy=f"{near!r}" if near else f"one of the known names, or register a {self.kind} of your own",
+            remedy=remedy,
         )
 
     def known(self) -> list[T]:
@@ -82,7 +86,7 @@ class Registry(Generic[T]):
         """Load the entry points of one name, whose failure is an error; or all, whose failures are kept."""
         with self._lock:
             if self._waiting is None:
-                self._waiting = _entry_points(self.group) if self.group else []
+                self._waiting = _entry_points(self.group)
             for entry in [entry for entry in self._waiting if name in (None, entry.name)]:
                 self.loading = _package_of(entry)
                 try:
@@ -105,7 +109,25 @@ class Registry(Generic[T]):
                     self.failed[_about(entry)] = LookupError(f"it registers no {self.kind} named {entry.name!r}")
 
 
-def _entry_points(group: str) -> list[EntryPoint]:
+def by_value(rebuild: Callable[..., Any], *arguments: Any, function: Any) -> tuple[Any, ...]:
+    """The answer of `__reduce__` for an object with a function that a script may define.
+
+    The function travels by value, as functions travel to workers: `rebuild(*arguments, function)` makes the object.
+    """
+    import cloudpickle
+
+    return _rebuilt, (rebuild, arguments, cloudpickle.dumps(function))
+
+
+def _rebuilt(rebuild: Callable[..., Any], arguments: tuple[Any, ...], packed: bytes) -> Any:
+    import cloudpickle
+
+    return rebuild(*arguments, cloudpickle.loads(packed))
+
+
+def _entry_points(group: str | None) -> list[EntryPoint]:
+    if group is None:
+        return []
     from importlib.metadata import entry_points  # takes longer than most programs need it
 
     return sorted(entry_points(group=group), key=lambda entry: (entry.name, entry.value))
@@ -117,9 +139,10 @@ def _about(entry: EntryPoint) -> str:
     >>> _about(EntryPoint("shout", "loud.formats", "batchwright.formats"))
     'shout = loud.formats'
     """
-    package = _package_of(entry)
-    return f"{entry.name} = {entry.value}" + (f", of {package}" if package else "")
+    return f"{entry.name} = {entry.value}, of {_package_of(entry)}".removesuffix(", of ")
 
 
 def _package_of(entry: EntryPoint) -> str:
-    return f"{entry.dist.name} {entry.dist.version}" if entry.dist is not None else ""
+    if entry.dist is None:
+        return ""
+    return f"{entry.dist.name} {entry.dist.version}"

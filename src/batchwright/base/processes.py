@@ -78,7 +78,9 @@ class Worker:
             code = self.process.wait(timeout=5)
         except subprocess.TimeoutExpired:
             return "it closed its connection"
-        return f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+        if code < 0:
+            return f"killed by signal {-code}"
+        return f"exit code {code}"
 
     def close(self) -> None:
         self.connection.close()
@@ -164,9 +166,8 @@ def _serve(connection: Connection) -> None:
 def _to_send(error: Exception) -> Exception:
     """An error that the parent can surely rebuild, and that says no less."""
     if isinstance(error, BatchwrightError):
-        error.where = {
-            name: value if isinstance(value, str | int | float) else str(value) for name, value in error.where.items()
-        }
+        plain = {name: str(value) for name, value in error.where.items() if not isinstance(value, str | int | float)}
+        error.where |= plain
         return error
     if isinstance(error, OSError) and error.errno is not None:  # disk full and the like keep their number
         return OSError(error.errno, error.strerror, error.filename)

@@ -57,7 +57,9 @@ def bytes_in_words(number: int) -> str:
 
 def truncated(text: str, most: int = 80) -> str:
     """A text of at most `most` characters: the end of a longer one becomes three dots."""
-    return text if len(text) <= most else text[: most - 3] + "..."
+    if len(text) <= most:
+        return text
+    return text[: most - 3] + "..."
 
 
 def shortened(value: object, most: int = 80) -> str:
@@ -67,8 +69,8 @@ def shortened(value: object, most: int = 80) -> str:
 
 def first_line(error: object) -> str:
     """The first line of a message, or of an error; the class of an error without a message."""
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0]
 
 
 def error_in_words(error: BaseException) -> str:

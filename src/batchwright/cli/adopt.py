@@ -13,8 +13,8 @@ import argparse
 from typing import Any
 
 from batchwright.base.errors import SpecError
-from batchwright.cli.named_paths import paths_by_name
-from batchwright.cli.output import add_json, print_json
+from batchwright.cli.output import add_json, print_facts
+from batchwright.cli.values import paths_by_name
 
 __all__ = ["EXAMPLES", "SUMMARY", "add_arguments", "run"]
 
@@ -45,36 +45,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> None:
     from batchwright.store.adopt_tokens import adopt
 
     eos: Any = arguments.eos
     if eos is not None and eos.isdecimal():
         eos = int(eos)
-    settings = ("to", "split", "name", "eos_first", "dtype", "format")
-    store = adopt(
-        _paths(arguments.path),
-        arguments.tokenizer,
-        val=_paths(arguments.val) if arguments.val else None,
-        eos=eos,
-        show_progress=not arguments.quiet,
-        **{name: getattr(arguments, name) for name in settings},
-    )
-    if not arguments.json:
-        print(store)
-        return 0
-    print_json(
-        {
-            "store": str(store.path),
-            "version": store.version,
-            "fingerprint": store.fingerprint,
-            "num_documents": store.num_rows,
-            "num_tokens": store.num_tokens,
-            "tokenizer": store.manifest.tokenizer,
-            "notes": store.report["notes"],
-        }
-    )
-    return 0
+    val = None
+    if arguments.val:
+        val = _paths(arguments.val)
+    settings = {name: getattr(arguments, name) for name in ("to", "split", "name", "eos_first", "dtype", "format")}
+    settings |= {"val": val, "eos": eos, "show_progress": not arguments.quiet}
+    store = adopt(_paths(arguments.path), arguments.tokenizer, **settings)
+    facts = {
+        "store": str(store.path),
+        "version": store.version,
+        "fingerprint": store.fingerprint,
+        "num_documents": store.num_rows,
+        "num_tokens": store.num_tokens,
+        "tokenizer": store.manifest.tokenizer,
+        "notes": store.report["notes"],
+    }
+    print_facts(facts, [str(store)], as_json=arguments.json)
 
 
 def _paths(given: list[str]) -> Any:
@@ -84,5 +76,6 @@ def _paths(given: list[str]) -> Any:
     if plain and len(named) > 1:
         what = f"{plain[0]} has no name, and others do"
         raise SpecError(what, parameter="path", remedy=f"NAME={plain[0]}, or no names at all")
-    values = {name: paths if len(paths) > 1 else paths[0] for name, paths in named.items()}
-    return values[None] if plain else values
+    values: dict[str | None, Any] = dict(named)
+    values |= {name: paths[0] for name, paths in named.items() if len(paths) == 1}
+    return values.get(None, values)

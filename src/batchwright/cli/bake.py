@@ -32,10 +32,9 @@ from typing import TYPE_CHECKING, Any
 from batchwright.base.checks import local_path
 from batchwright.base.errors import BatchwrightError, SpecError
 from batchwright.base.words import error_in_words, suggest
-from batchwright.cli.named_paths import paths_by_name
 from batchwright.cli.output import add_json, print_json
 from batchwright.cli.plan_settings import add_renames
-from batchwright.cli.values import whole_number
+from batchwright.cli.values import flag_of, paths_by_name, whole_number
 
 if TYPE_CHECKING:
     from batchwright.baking import DatasetRecipe
@@ -89,17 +88,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> None:
     if arguments.to is None and not arguments.explain:
         raise SpecError("where to?", parameter="to", remedy="--to corpus.store, or --explain to see what would happen")
     sources: list[str] = arguments.source
     is_recipe = len(sources) == 1 and sources[0].endswith(".py") and arguments.format is None
-    recipe = _recipe_of_file(arguments) if is_recipe else _recipe_of_flags(arguments)
+    recipe_of = _recipe_of_file if is_recipe else _recipe_of_flags
+    recipe = recipe_of(arguments)
     if arguments.explain:
         _explain(recipe, arguments)
     else:
         _bake(recipe, arguments)
-    return 0
 
 
 def _explain(recipe: DatasetRecipe, arguments: argparse.Namespace) -> None:
@@ -119,8 +118,9 @@ def _bake(recipe: DatasetRecipe, arguments: argparse.Namespace) -> None:
     from batchwright.baking import bake
     from batchwright.store.layout import current_version, is_store
 
-    to = local_path(to=arguments.to)
-    before = current_version(to) if is_store(to) else None
+    to, before = local_path(to=arguments.to), None
+    if is_store(to):
+        before = current_version(to)
     baked = bake(
         recipe,
         to,
@@ -155,7 +155,8 @@ def _recipe_of_flags(arguments: argparse.Namespace) -> DatasetRecipe:
     if arguments.tokenizer is None:
         remedy = "--tokenizer bytes, --tokenizer chars, or --tokenizer path/to/tokenizer.json"
         raise SpecError("which tokenizer?", parameter="tokenizer", remedy=remedy)
-    step = _text_step(arguments) if arguments.chat is None else _chat_step(arguments)
+    make_step = _text_step if arguments.chat is None else _chat_step
+    step = make_step(arguments)
     recipe = DatasetRecipe(seed=arguments.seed or 0)
     named = _sources(arguments.source, arguments.name)
     formats = _per_source("format", arguments.format, named)
@@ -180,10 +181,10 @@ def _recipe_of_flags(arguments: argparse.Namespace) -> DatasetRecipe:
 def _text_step(arguments: argparse.Namespace) -> Any:
     from batchwright.prepare import tokenize
 
-    given = next((name for name in _OF_CHAT if getattr(arguments, name) is not None), None)
-    if given is not None:
-        flag = f"--{given.replace('_', '-')}"
-        raise SpecError(f"{flag} is for conversations", parameter=given, remedy=f"--chat too, or leave out {flag}")
+    for name in _OF_CHAT:
+        if getattr(arguments, name) is not None:
+            flag = flag_of(name)
+            raise SpecError(f"{flag} is for conversations", parameter=name, remedy=f"--chat too, or leave out {flag}")
     eos = arguments.eos
     if eos is not None and eos.isdigit():
         eos = int(eos)
@@ -201,8 +202,8 @@ def _chat_step(arguments: argparse.Namespace) -> Any:
         ("special", "leave it out: in messages they are always text"),
     ):
         if getattr(arguments, name) not in (None, False):
-            flag = f"--{name.replace('_', '-')}"
-            raise SpecError(f"{flag} is for plain text, and --chat for conversations", parameter=name, remedy=instead)
+            what = f"{flag_of(name)} is for plain text, and --chat for conversations"
+            raise SpecError(what, parameter=name, remedy=instead)
     return chat(
         arguments.tokenizer,
         arguments.chat or None,
@@ -239,12 +240,11 @@ def _per_source(flag: str, given: list[str] | None, named: Iterable[str | None])
 
 
 def _no_source(flag: str, name: str, value: str, names: list[str]) -> SpecError:
-    return SpecError(
-        f"--{flag} {name}={value}: no source is named {name!r}",
-        parameter=flag,
-        sources=", ".join(names) or "none has a name",
-        remedy=f"--{flag} {suggest(name, names) or names[0]}={value}" if names else f"--{flag} {value}",
-    )
+    what = f"--{flag} {name}={value}: no source is named {name!r}"
+    if not names:
+        return SpecError(what, parameter=flag, sources="none has a name", remedy=f"--{flag} {value}")
+    meant = suggest(name, names) or names[0]
+    return SpecError(what, parameter=flag, sources=", ".join(names), remedy=f"--{flag} {meant}={value}")
 
 
 def _text(spec: str) -> str:
@@ -306,7 +306,7 @@ def _recipe_of_file(arguments: argparse.Namespace) -> DatasetRecipe:
     from batchwright.baking import DatasetRecipe
 
     path = local_path(source=arguments.source[0])
-    given = [f"--{name.replace('_', '-')}" for name in _OF_A_RECIPE if getattr(arguments, name) not in (None, False)]
+    given = [flag_of(name) for name in _OF_A_RECIPE if getattr(arguments, name) not in (None, False)]
     if given:
         raise SpecError(f"{', '.join(given)}: with a recipe file this is said in the recipe", file=path)
     if not path.is_file():
@@ -326,7 +326,9 @@ def _recipe_of_file(arguments: argparse.Namespace) -> DatasetRecipe:
         raise SpecError(f"{path} failed: {error_in_words(error)}", file=path, line=_line_of(path, error)) from error
     recipe: Any = getattr(module, "recipe", None)
     if not isinstance(recipe, DatasetRecipe):
-        what = "does not define" if recipe is None else f"has a {type(recipe).__name__} as"
+        what = f"has a {type(recipe).__name__} as"
+        if recipe is None:
+            what = "does not define"
         raise SpecError(f"{path} {what} `recipe`", file=path, remedy="recipe = bw.DatasetRecipe(seed=0)")
     return recipe
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 import argparse
 
 from batchwright.base.words import counted
-from batchwright.cli.output import add_json, print_json
-from batchwright.cli.values import step_range, whole_number
+from batchwright.cli.output import add_json, print_facts
+from batchwright.cli.values import check_positive, step_range, whole_number
 
 __all__ = ["EXAMPLES", "SUMMARY", "add_arguments", "run"]
 
@@ -34,13 +34,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> None:
     from batchwright.audit.digesting import combine, digest_steps
-    from batchwright.base.checks import at_least
     from batchwright.store.plans import find_plan
 
-    if arguments.batch_size is not None:
-        at_least(1, batch_size=arguments.batch_size)
+    check_positive(arguments, "batch_size")
     first, last = arguments.steps
     plan = find_plan(arguments.store, arguments.plan, batch_size=arguments.batch_size)
     each, hashes, num_rows, num_tokens = [], [], 0, 0
@@ -53,15 +51,14 @@ def run(arguments: argparse.Namespace) -> int:
         elif arguments.each:
             print(f"{step.number}  step {step.step}")
     number = combine(hashes)
-    if arguments.json:
-        facts = {
-            "plan": plan.fingerprint,
-            "steps": [first, last],
-            "num_rows": num_rows,
-            "num_tokens": num_tokens,
-            "digest": number,
-        }
-        print_json({**facts, "each": each} if arguments.each else facts)
-    else:
-        print(f"{number}  steps {first}-{last}, {counted(num_rows, 'row')}, plan {plan.fingerprint}")
-    return 0
+    facts = {
+        "plan": plan.fingerprint,
+        "steps": [first, last],
+        "num_rows": num_rows,
+        "num_tokens": num_tokens,
+        "digest": number,
+    }
+    if arguments.each:
+        facts["each"] = each
+    line = f"{number}  steps {first}-{last}, {counted(num_rows, 'row')}, plan {plan.fingerprint}"
+    print_facts(facts, [line], as_json=arguments.json)

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from batchwright.base.checks import at_least, local_path
 from batchwright.base.words import counted
@@ -40,43 +40,50 @@ examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     subjects = parser.add_subparsers(metavar="SUBJECT", dest="subject", required=True, title="subjects")
     chat = subjects.add_parser("chat", help="conversations, and their masks", description=__doc__, epilog=EXAMPLES)
-    chat.add_argument("file", nargs="+", metavar="FILE", help="file, folder or glob")
-    chat.add_argument("--tokenizer", required=True, help="a tokenizer.json, its folder, or bytes")
-    chat.add_argument(
-        "--template", metavar="NAME", help="a built-in template, a .jinja file, or Jinja (the tokenizer's own)"
-    )
-    chat.add_argument("--max-length", type=whole_number, default=2048, metavar="TOKENS", help="of a row (2048)")
-    chat.add_argument(
-        "--truncation",
-        choices=("drop", "keep_start", "keep_end", "drop_oldest"),
-        default="drop",
-        help="of rows over length (drop)",
-    )
-    chat.add_argument("--loss", help="assistant, last, all, or roles such as user+assistant (assistant; pairs: last)")
-    chat.add_argument("--format", help="messages, sharegpt, alpaca, prompt_completion or preference (the first row's)")
+    add = chat.add_argument
+    add("file", nargs="+", metavar="FILE", help="file, folder or glob")
+    add("--tokenizer", required=True, help="a tokenizer.json, its folder, or bytes")
+    add("--template", metavar="NAME", help="a built-in template, a .jinja file, or Jinja (the tokenizer's own)")
+    add("--max-length", type=whole_number, default=2048, metavar="TOKENS", help="of a row (2048)")
+    cuts = ("drop", "keep_start", "keep_end", "drop_oldest")
+    add("--truncation", choices=cuts, default="drop", help="of rows over length (drop)")
+    add("--loss", help="assistant, last, all, or roles such as user+assistant (assistant; pairs: last)")
+    add("--format", help="messages, sharegpt, alpaca, prompt_completion or preference (the first row's)")
     add_renames(chat)
-    chat.add_argument("--rows", type=whole_number, default=1000, metavar="N", help="how many rows to check (1000)")
-    chat.add_argument("--show", type=whole_number, default=2, metavar="N", help="rows to show with their masks (2)")
-    chat.add_argument("--html", metavar="PAGE", help="write these rows as a page, too")
+    add("--rows", type=whole_number, default=1000, metavar="N", help="how many rows to check (1000)")
+    add("--show", type=whole_number, default=2, metavar="N", help="rows to show with their masks (2)")
+    add("--html", metavar="PAGE", help="write these rows as a page, too")
     add_json(chat)
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from batchwright.cli.masks import default_loss
+    from batchwright.loaders.chat_checks import CheckSettings
+    from batchwright.prepare.chat.policy import LossPolicy
+
     at_least(2, max_length=arguments.max_length)
     at_least(1, rows=arguments.rows)
-    return _chat(arguments)
-
-
-def _chat(arguments: argparse.Namespace) -> int:
-    from batchwright.loaders.chat_checks import CheckSettings
-    from batchwright.loaders.chat_file import ChatFile
-    from batchwright.prepare.chat.policy import LossPolicy
-    from batchwright.prepare.chat.step import chat
-
-    policy = None if arguments.loss is None else LossPolicy.of(arguments.loss)
+    if arguments.loss is not None:
+        LossPolicy.of(arguments.loss)  # refused before the file is read
     cuts, keep_newest = arguments.truncation, None
     if cuts == "drop_oldest":
         cuts, keep_newest = "drop", arguments.max_length
+    file = _read(arguments, keep_newest)
+    policy = LossPolicy.of(arguments.loss or default_loss(is_pair=file.has_pairs))
+    findings = file.findings(CheckSettings(policy, arguments.max_length, cuts))
+    if arguments.json:
+        print_json(_facts(arguments, file, policy, findings))
+    else:
+        print("\n".join(_lines(arguments, file, findings)))
+    if arguments.show and file.encoded:
+        _show(file, policy, arguments)
+    return int(any(finding.is_failure for finding in findings))
+
+
+def _read(arguments: argparse.Namespace, keep_newest: int | None) -> ChatFile:
+    from batchwright.loaders.chat_file import ChatFile
+    from batchwright.prepare.chat.step import chat
+
     step = chat(
         arguments.tokenizer,
         arguments.template,
@@ -88,49 +95,52 @@ def _chat(arguments: argparse.Namespace) -> int:
     file = ChatFile(step)
     file.read(arguments.file, arguments.rows)
     file.encode()
-    policy = policy or LossPolicy.of("last" if file.has_pairs else "assistant")
-    findings = file.findings(CheckSettings(policy, arguments.max_length, cuts))
-    ok = not any(finding.is_failure for finding in findings)
-    if arguments.json:
-        info = file.step.info()
-        print_json(
-            {
-                "ok": ok,
-                "rows": file.num_rows,
-                "usable": len(file.encoded),
-                "template": info["chat"]["template"],
-                "end_of_turn": info["chat"]["end_of_turn"],
-                "tokenizer": info["name"],
-                "loss": str(policy) if file.encoded else arguments.loss,
-                "findings": [asdict(finding) for finding in findings],
-            }
-        )
-    else:
-        _print(arguments, file, findings)
-    if arguments.show and file.encoded:
-        _show(file, policy, arguments)
-    return 0 if ok else 1
+    return file
 
 
-def _print(arguments: argparse.Namespace, file: ChatFile, findings: Sequence[Finding]) -> None:
+def _facts(
+    arguments: argparse.Namespace, file: ChatFile, policy: LossPolicy, findings: Sequence[Finding]
+) -> dict[str, Any]:
+    info, loss = file.step.info(), arguments.loss
+    if file.encoded:
+        loss = str(policy)
+    return {
+        "ok": not any(finding.is_failure for finding in findings),
+        "rows": file.num_rows,
+        "usable": len(file.encoded),
+        "template": info["chat"]["template"],
+        "end_of_turn": info["chat"]["end_of_turn"],
+        "tokenizer": info["name"],
+        "loss": loss,
+        "findings": [asdict(finding) for finding in findings],
+    }
+
+
+def _lines(arguments: argparse.Namespace, file: ChatFile, findings: Sequence[Finding]) -> Iterator[str]:
     from batchwright.loaders.chat_checks import place_in_words
 
-    template, tokenizer = file.step.template, file.step.tokenizer
-    is_own = template.name.partition(":")[0] == tokenizer.name
-    print(
-        f"{printable(' '.join(arguments.file))}: {'' if file.is_all else 'the first '}{counted(file.num_rows, 'row')}, "
-        f"template {template.name}{' (its own)' * is_own}, end of turn {template.end_of_turn}, "
-        f"tokenizer {tokenizer.name}"
+    name, tokenizer = file.step.template.name, file.step.tokenizer.name
+    rows, template = counted(file.num_rows, "row"), name
+    if not file.is_all:
+        rows = f"the first {rows}"
+    if name.partition(":")[0] == tokenizer:
+        template += " (its own)"
+    yield (
+        f"{printable(' '.join(arguments.file))}: {rows}, template {template}, "
+        f"end of turn {file.step.template.end_of_turn}, tokenizer {tokenizer}"
     )
     for finding in findings:
         mark = "FAILED" if finding.is_failure else "note"
-        print(f"{mark:<7} {finding.kind}: {printable(finding.headline)}")
+        yield f"{mark:<7} {finding.kind}: {printable(finding.headline)}"
         for place in finding.examples:
-            print(f"          {printable(place_in_words(place))}")
+            yield f"          {printable(place_in_words(place))}"
         if finding.remedy:
-            print(f"          try: {printable(finding.remedy)}")
+            yield f"          try: {printable(finding.remedy)}"
     failures = sum(finding.is_failure for finding in findings)
-    print(f"{counted(failures, 'check')} failed" if failures else "ok: no check failed")
+    if failures:
+        yield f"{counted(failures, 'check')} failed"
+    else:
+        yield "ok: no check failed"
 
 
 def _show(file: ChatFile, policy: LossPolicy, arguments: argparse.Namespace) -> None:

@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from batchwright.base.checks import local_path
+from batchwright.base.checks import at_least, local_path
 from batchwright.base.errors import PlanError, SpecError
 from batchwright.base.words import counted
-from batchwright.cli.output import add_json, print_json
-from batchwright.cli.plan_settings import add_settings, plan_of_settings, settings_given
+from batchwright.cli.output import add_json, print_facts
+from batchwright.cli.plan_settings import add_settings, plan_of_settings, refuse_settings, settings_given
 from batchwright.cli.values import whole_number
 
 if TYPE_CHECKING:
@@ -61,7 +62,6 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 def run(arguments: argparse.Namespace) -> int:
     from batchwright.audit.drilling import drill, legs_over
-    from batchwright.base.checks import at_least
 
     store, plan = _target(arguments)
     legs = legs_over(arguments.ranks, arguments.workers)
@@ -80,45 +80,50 @@ def run(arguments: argparse.Namespace) -> int:
         kill_seed=arguments.kill_seed,
         on_leg=_progress if arguments.json else _print_leg,
     )
-    if arguments.json:
-        print_json(_as_json(report, store))
-    else:
-        print(_outcome(report))
-    return 0 if report.ok else 1
+    print_facts(_as_json(report, store), [_outcome(report)], as_json=arguments.json)
+    return int(not report.ok)
 
 
 def _target(arguments: argparse.Namespace) -> tuple[Path, Plan]:
     """(store, plan with the batch size)."""
-    from batchwright.store import Store
-    from batchwright.store.layout import is_store
     from batchwright.store.plans import find_plan
 
     target = local_path(target=arguments.target)
-    given = settings_given(arguments)
     if target.is_dir():
-        if arguments.store is not None:
-            raise SpecError(f"{target} is a folder, and --store names another", remedy="a plan with --store")
-        store = Store(target)
-        if not given:
-            raise SpecError(
-                "which plan?",
-                parameter="target",
-                plans=_plans_of(target),
-                remedy=f"--chunk-size or --max-length (and more), or a plan: batchwright drill PLAN --store {target}",
-            )
-        return target, plan_of_settings(store, arguments)
-    if given:
-        raise SpecError(f"{given[0]} makes a new plan, and {arguments.target} is one", remedy="give one of the two")
-    plan = arguments.target
-    beside = target.absolute().parent.parent
-    if arguments.store is not None:
-        root = local_path(store=arguments.store)
-    elif target.is_file() and is_store(beside):
-        root = beside
-    else:
-        raise PlanError(f"the store of {arguments.target} is not known", remedy="--store STORE")
-    found = find_plan(root, plan, batch_size=arguments.batch_size)
+        return target, _considered(target, arguments)
+    refuse_settings(arguments, arguments.target)
+    root = _store_of(target, arguments)
+    found = find_plan(root, arguments.target, batch_size=arguments.batch_size)
     return root, found.cut_as([[0, 0, found.steps[-1][2]]])
+
+
+def _considered(folder: Path, arguments: argparse.Namespace) -> Plan:
+    """The plan of a store with loader settings."""
+    from batchwright.store import Store
+
+    if arguments.store is not None:
+        raise SpecError(f"{folder} is a folder, and --store names another", remedy="a plan with --store")
+    store = Store(folder)
+    if not settings_given(arguments):
+        raise SpecError(
+            "which plan?",
+            parameter="target",
+            plans=_plans_of(folder),
+            remedy=f"--chunk-size or --max-length (and more), or a plan: batchwright drill PLAN --store {folder}",
+        )
+    return plan_of_settings(store, arguments)
+
+
+def _store_of(plan: Path, arguments: argparse.Namespace) -> Path:
+    """The store that --store names, or in which the plan's file is."""
+    from batchwright.store.layout import is_store
+
+    if arguments.store is not None:
+        return local_path(store=arguments.store)
+    around = plan.absolute().parent.parent
+    if plan.is_file() and is_store(around):
+        return around
+    raise PlanError(f"the store of {arguments.target} is not known", remedy="--store STORE")
 
 
 def _plans_of(store: Path) -> str:
@@ -128,34 +133,29 @@ def _plans_of(store: Path) -> str:
 
 
 def _begin(arguments: argparse.Namespace, store: Path, plan: Plan, rows: int, legs: list[Leg]) -> None:
-    at_most = "at most " if any(source.rows for source in plan.all_sources) else ""
+    tokens = f"{plan.row_tokens:,} tokens"
+    if any(source.rows for source in plan.all_sources):
+        tokens = f"at most {tokens}"
     print(
         f"drill of plan {plan.fingerprint} over {store}: {counted(arguments.steps, 'step')} of {rows} x "
-        f"{at_most}{plan.row_tokens:,} tokens, {counted(len(legs) - 1, 'kill')}"
+        f"{tokens}, {counted(len(legs) - 1, 'kill')}"
     )
     if max(leg.ranks for leg in legs) > rows:
         print(f"a batch has {counted(rows, 'row')}, so no leg has more ranks than that")
-    header = {"leg": "leg", "ranks": "ranks", "workers": "workers", "prefetch": "prefetch"}
-    print(_ROW.format(**header, steps="steps", ended="ended", equal="equal"), flush=True)
+    names = ("leg", "ranks", "workers", "prefetch", "steps", "ended", "equal")
+    print(_ROW.format(**{name: name for name in names}), flush=True)
 
 
 def _print_leg(result: LegResult) -> None:
-    last = result.first_step + result.num_steps - 1
-    ended = "finished"
+    steps, ended = "none", "finished"
+    equal = "NO" if result.differences else "yes"
+    if result.num_steps:
+        steps = f"{result.first_step}-{result.first_step + result.num_steps - 1}"
     if result.killed_in_step is not None:
         ended = f"kill -9 in step {result.killed_in_step}"
     elif result.differences:
         ended = "stopped by an error"
-    line = _ROW.format(
-        leg=result.number,
-        ranks=result.leg.ranks,
-        workers=result.leg.workers,
-        prefetch=result.leg.prefetch,
-        steps=f"{result.first_step}-{last}" if result.num_steps else "none",
-        ended=ended,
-        equal="NO" if result.differences else "yes",
-    )
-    print(line, flush=True)
+    print(_ROW.format(leg=result.number, **asdict(result.leg), steps=steps, ended=ended, equal=equal), flush=True)
 
 
 def _progress(result: LegResult) -> None:
@@ -176,8 +176,6 @@ def _outcome(report: DrillReport) -> str:
 
 
 def _as_json(report: DrillReport, store: Path) -> dict[str, Any]:
-    from dataclasses import asdict
-
     difference = report.first_difference
     return {
         "ok": report.ok,
@@ -188,17 +186,18 @@ def _as_json(report: DrillReport, store: Path) -> dict[str, Any]:
         "steps": [report.first_step, report.first_step + report.num_steps - 1],
         "kill_seed": report.kill_seed,
         "digest": report.digest,
-        "first_difference": None if difference is None else asdict(difference),
-        "legs": [
-            {
-                **asdict(result.leg),
-                "first_step": result.first_step,
-                "num_steps": result.num_steps,
-                "killed_in_step": result.killed_in_step,
-                "repeated_steps": result.repeated_steps,
-                "num_differences": len(result.differences),
-                "seconds": round(result.seconds, 3),
-            }
-            for result in report.legs
-        ],
+        "first_difference": difference and asdict(difference),
+        "legs": [_leg_as_json(result) for result in report.legs],
+    }
+
+
+def _leg_as_json(result: LegResult) -> dict[str, Any]:
+    return {
+        **asdict(result.leg),
+        "first_step": result.first_step,
+        "num_steps": result.num_steps,
+        "killed_in_step": result.killed_in_step,
+        "repeated_steps": result.repeated_steps,
+        "num_differences": len(result.differences),
+        "seconds": round(result.seconds, 3),
     }

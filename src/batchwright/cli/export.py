@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> None:
     from batchwright.store import open_store
     from batchwright.store.export_tokens import export
 
@@ -51,4 +51,3 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         for file, size in sizes.items():
             print(f"{file}  {bytes_in_words(size)}")
-    return 0

@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> None:
     from batchwright.base.checks import at_least
     from batchwright.store import collect_garbage
 
@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         answer = {"store": arguments.store, "dry_run": arguments.dry_run, "num_bytes": num_bytes}
         print_json(answer | {"removals": [asdict(removal) for removal in removals]})
-        return 0
+        return
     verb = "would remove" if arguments.dry_run else "removed"
     for removal in removals:
         size, plans = bytes_in_words(removal.num_bytes), ""
@@ -56,7 +56,6 @@ def run(arguments: argparse.Namespace) -> int:
         print("nothing to remove")
     else:
         print(f"{verb} {bytes_in_words(num_bytes)}")
-    return 0
 
 
 def _fate(removal: Removal, verb: str) -> str:

@@ -8,12 +8,13 @@ what the journal and the blocks take; --version has a version's name or number.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from batchwright.base.errors import PlanError, SpecError
 from batchwright.base.words import bytes_in_words, counted
-from batchwright.cli.output import add_json, print_json, printable
+from batchwright.cli.output import add_json, print_facts, printable
 from batchwright.cli.rows import describe_buffer, is_buffer
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> None:
     from batchwright.cli.plan import describe, streams_of
     from batchwright.order.plan import Plan
     from batchwright.order.plan_file import state_in
@@ -51,29 +52,28 @@ def run(arguments: argparse.Namespace) -> int:
 
     if is_buffer(arguments.store):
         _refuse_what_is_of_stores(arguments)
-        return describe_buffer(arguments.store, version=arguments.version, as_json=arguments.json)
-    if arguments.plan is not None:
+        describe_buffer(arguments.store, version=arguments.version, as_json=arguments.json)
+    elif arguments.plan is not None:
         plan = find_plan(arguments.store, arguments.plan)
-        return describe(plan, streams=streams_of(arguments.store, plan), as_json=arguments.json)
-    if Path(arguments.store).is_file():
+        describe(plan, streams=streams_of(arguments.store, plan), as_json=arguments.json)
+    elif Path(arguments.store).is_file():
         state = state_in(arguments.store)
         if state is not None:
             raise PlanError(
                 f"{arguments.store} is a state of plan {state['plan']}",
                 remedy=f"batchwright info STORE {arguments.store}",
             )
-        return describe(Plan.load(arguments.store), as_json=arguments.json)
-    store = Store(arguments.store, version=arguments.version)
-    facts = {"store": arguments.store, **_facts(store, all_files=arguments.files)}
-    if arguments.json:
-        print_json(facts)
+        describe(Plan.load(arguments.store), as_json=arguments.json)
     else:
-        print(_render(facts))
-    return 0
+        store = Store(arguments.store, version=arguments.version)
+        facts = {"store": arguments.store, **_facts(store, all_files=arguments.files)}
+        print_facts(facts, _lines(facts), as_json=arguments.json)
 
 
 def _refuse_what_is_of_stores(arguments: argparse.Namespace) -> None:
-    given = arguments.plan or ("--files" if arguments.files else None)
+    given = arguments.plan
+    if given is None and arguments.files:
+        given = "--files"
     if given is not None:
         raise SpecError(f"{given} means nothing here: {arguments.store} is a buffer", remedy=f"leave out {given}")
 
@@ -84,7 +84,10 @@ def _facts(store: Store, *, all_files: bool) -> dict[str, Any]:
     from batchwright.store.versions import list_versions
 
     paths, sizes = store.files["path"], store.files["num_bytes"]
-    shown = len(paths) if all_files else min(len(paths), _FILES_SHOWN)
+    shown = len(paths)
+    if not all_files:
+        shown = min(shown, _FILES_SHOWN)
+    names = ("split", "num_documents", "num_tokens", "num_shards", "fingerprint")
     return {
         "version": store.version,
         "is_current": store.version == current_version(store.path),
@@ -97,14 +100,7 @@ def _facts(store: Store, *, all_files: bool) -> dict[str, Any]:
         "token_dtype": store.manifest.token_dtype,
         "tokenizer": store.manifest.tokenizer,
         "sources": [
-            {
-                "name": stream.source,
-                "split": stream.split,
-                "num_documents": stream.num_documents,
-                "num_tokens": stream.num_tokens,
-                "num_shards": stream.num_shards,
-                "fingerprint": stream.fingerprint,
-            }
+            {"name": stream.source, **{name: getattr(stream, name) for name in names}}
             for stream in store.manifest.streams
         ],
         "report": store.report,
@@ -114,57 +110,63 @@ def _facts(store: Store, *, all_files: bool) -> dict[str, Any]:
     }
 
 
-def _render(facts: dict[str, Any]) -> str:
+def _lines(facts: dict[str, Any]) -> Iterator[str]:
     from batchwright.prepare.tokenize import special_in_words
 
-    tokenizer, report = facts["tokenizer"], facts["report"]
-    lines = [
-        f"store {facts['store']} ({facts['fingerprint']})",
+    report = facts["report"]
+    yield f"store {facts['store']} ({facts['fingerprint']})"
+    yield (
         f"  content    {counted(facts['num_documents'], 'document')}, {counted(facts['num_tokens'], 'token')} as "
-        f"{facts['token_dtype']}, {bytes_in_words(facts['num_bytes'])}",
-        *_tokenizer_lines(tokenizer, report.get("layouts", {})),
-    ]
-    lines += [
-        f"  source     {source['name']} ({source['split']}): {counted(source['num_documents'], 'document')}, "
-        f"{counted(source['num_tokens'], 'token')}, {counted(source['num_shards'], 'shard')}"
-        for source in facts["sources"]
-    ]
-    lines += [f"  special    {printable(line)}" for line in special_in_words(report)]
-    lines += _dropped_lines(report)
-    lines.append(_version_line(facts))
-    lines.append(f"  plans      {', '.join(facts['plans']) or 'none yet: opening a loader keeps one'}")
-    lines += [f"  note       {note}" for note in report.get("notes", ())]
-    return "\n".join(lines + _file_lines(facts))
+        f"{facts['token_dtype']}, {bytes_in_words(facts['num_bytes'])}"
+    )
+    yield from _tokenizer_lines(facts["tokenizer"], report.get("layouts", {}))
+    for source in facts["sources"]:
+        yield (
+            f"  source     {source['name']} ({source['split']}): {counted(source['num_documents'], 'document')}, "
+            f"{counted(source['num_tokens'], 'token')}, {counted(source['num_shards'], 'shard')}"
+        )
+    for line in special_in_words(report):
+        yield f"  special    {printable(line)}"
+    yield from _dropped_lines(report)
+    yield _version_line(facts)
+    yield f"  plans      {', '.join(facts['plans']) or 'none yet: opening a loader keeps one'}"
+    for note in report.get("notes", ()):
+        yield f"  note       {note}"
+    yield from _file_lines(facts)
 
 
-def _tokenizer_lines(tokenizer: dict[str, Any], layouts: dict[str, str]) -> list[str]:
+def _tokenizer_lines(tokenizer: dict[str, Any], layouts: dict[str, str]) -> Iterator[str]:
     line = f"  tokenizer  {tokenizer['name']}, {tokenizer['vocab_size']:,} ids"
     if "chat" in tokenizer:
-        return [line, *_chat_lines(tokenizer["chat"], layouts)]
-    if tokenizer["eos"] is not None:
-        line += f"; documents end with {tokenizer['eos']} ({tokenizer['eos_from']})"
-    return [line]
+        yield line
+        yield from _chat_lines(tokenizer["chat"], layouts)
+    elif tokenizer["eos"] is not None:
+        yield f"{line}; documents end with {tokenizer['eos']} ({tokenizer['eos_from']})"
+    else:
+        yield line
 
 
-def _chat_lines(chat: dict[str, Any], layouts: dict[str, str]) -> list[str]:
+def _chat_lines(chat: dict[str, Any], layouts: dict[str, str]) -> Iterator[str]:
     """The template of conversations, and the columns that their rows were read from."""
-    line = f"  template   {printable(chat['template'])}; "
-    line += f"turns end with {chat['end_of_turn']!r}" if chat["end_of_turn"] else "it has no end of turn"
+    end = "it has no end of turn"
+    if chat["end_of_turn"]:
+        end = f"turns end with {chat['end_of_turn']!r}"
+    line = f"  template   {printable(chat['template'])}; {end}"
     if chat["keep_newest"]:
         line += f"; only the newest turns that fit {chat['keep_newest']:,} tokens"
-    return [line, *(f"  format     {printable(name)}: {printable(layout)}" for name, layout in layouts.items())]
+    yield line
+    for name, layout in layouts.items():
+        yield f"  format     {printable(name)}: {printable(layout)}"
 
 
-def _dropped_lines(report: dict[str, Any]) -> list[str]:
-    lines = []
+def _dropped_lines(report: dict[str, Any]) -> Iterator[str]:
     for name, part in report["ingredients"].items():
         if part["dropped"]:
             reasons = ", ".join(f"{count:,} {reason}" for reason, count in part["dropped"].items())
             rows = counted(part["rows_read"], "row")
-            lines.append(f"  dropped    {name}: {reasons} ({part['documents']:,} of {rows} kept)")
+            yield f"  dropped    {name}: {reasons} ({part['documents']:,} of {rows} kept)"
     for file, row, reason in report["examples"][:3]:
-        lines.append(f"  for example  {printable(str(file))}, row {row}: {printable(str(reason))}")
-    return lines
+        yield f"  for example  {printable(str(file))}, row {row}: {printable(str(reason))}"
 
 
 def _version_line(facts: dict[str, Any]) -> str:
@@ -176,12 +178,13 @@ def _version_line(facts: dict[str, Any]) -> str:
     return line
 
 
-def _file_lines(facts: dict[str, Any]) -> list[str]:
+def _file_lines(facts: dict[str, Any]) -> Iterator[str]:
     line = f"  files      {facts['num_files']:,}"
     if facts["adopted"]:
         line += ", adopted in place"
-    lines = [line, *(f"    {printable(f['path'])}  {bytes_in_words(f['num_bytes'])}" for f in facts["files"])]
+    yield line
+    for file in facts["files"]:
+        yield f"    {printable(file['path'])}  {bytes_in_words(file['num_bytes'])}"
     more = facts["num_files"] - len(facts["files"])
     if more > 0:
-        lines.append(f"    and {more:,} more: --files lists all")
-    return lines
+        yield f"    and {more:,} more: --files lists all"

@@ -22,9 +22,15 @@ from batchwright.base.checks import local_path
 from batchwright.base.errors import SpecError
 from batchwright.base.words import counted
 from batchwright.cli.output import add_json, indented, lines_in_words, print_json, printable
-from batchwright.cli.plan_settings import add_settings, holds_conversations, plan_of_settings, settings_given
+from batchwright.cli.plan_settings import (
+    add_settings,
+    holds_conversations,
+    plan_of_settings,
+    refuse_settings,
+    settings_given,
+)
 from batchwright.cli.rows import is_buffer, look_at_rows
-from batchwright.cli.values import whole_number
+from batchwright.cli.values import check_positive, whole_number
 
 if TYPE_CHECKING:
     from batchwright.batches.types import TraceRecord, TrainingBatch
@@ -54,38 +60,33 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("store", metavar="STORE")
-    parser.add_argument("plan", metavar="PLAN", nargs="?", help="fingerprint, plan file or state file")
-    parser.add_argument("--step", type=whole_number, metavar="N", help="which step's rows (0)")
-    parser.add_argument("--document", type=whole_number, metavar="N", help="the first document to show (0)")
-    parser.add_argument("--source", metavar="NAME", help="documents of this source only")
-    parser.add_argument("--count", type=whole_number, metavar="N", help="documents (3) or rows (all) to show")
-    parser.add_argument(
-        "--chars", type=whole_number, default=400, metavar="N", help="characters of a piece (400); 0: all"
-    )
-    parser.add_argument("--ids", action="store_true", help="show token by token: id and text")
-    parser.add_argument("--html", metavar="FILE", help="write a page with trained tokens marked, in place of text here")
+    add = parser.add_argument
+    add("store", metavar="STORE")
+    add("plan", metavar="PLAN", nargs="?", help="fingerprint, plan file or state file")
+    add("--step", type=whole_number, metavar="N", help="which step's rows (0)")
+    add("--document", type=whole_number, metavar="N", help="the first document to show (0)")
+    add("--source", metavar="NAME", help="documents of this source only")
+    add("--count", type=whole_number, metavar="N", help="documents (3) or rows (all) to show")
+    add("--chars", type=whole_number, default=400, metavar="N", help="characters of a piece (400); 0: all")
+    add("--ids", action="store_true", help="show token by token: id and text")
+    add("--html", metavar="FILE", help="write a page with trained tokens marked, in place of text here")
     add_settings(parser)
     add_json(parser)
 
 
-def run(arguments: argparse.Namespace) -> int:
-    from batchwright.base.checks import at_least
+def run(arguments: argparse.Namespace) -> None:
     from batchwright.store import Store
     from batchwright.store.plans import find_plan, streams_for_plan
 
-    if arguments.count is not None:
-        at_least(1, count=arguments.count)
+    check_positive(arguments, "count")
     if is_buffer(arguments.store):
         return look_at_rows(arguments)
     _check_page(arguments)
-    given = settings_given(arguments)
     if arguments.plan is not None:
-        if given:
-            raise SpecError(f"{given[0]} makes a new plan, and {arguments.plan} is one", remedy="give one of the two")
+        refuse_settings(arguments, arguments.plan)
         plan = find_plan(arguments.store, arguments.plan, batch_size=arguments.batch_size)
         store = next(iter(streams_for_plan(arguments.store, plan).values())).store
-    elif arguments.step is not None or set(given) - _OF_DOCUMENTS:
+    elif arguments.step is not None or set(settings_given(arguments)) - _OF_DOCUMENTS:
         store = Store(arguments.store)
         plan = plan_of_settings(store, arguments)
     else:
@@ -93,7 +94,7 @@ def run(arguments: argparse.Namespace) -> int:
     for name in ("document", "source"):
         if getattr(arguments, name) is not None:
             raise SpecError(f"--{name} shows documents, and --chunk-size or PLAN shows rows", remedy="one of them")
-    return _rows(arguments.store, store, plan, arguments)
+    return _rows(store, plan, arguments)
 
 
 def _check_page(arguments: argparse.Namespace) -> None:
@@ -113,75 +114,67 @@ def _check_page(arguments: argparse.Namespace) -> None:
 # Documents
 
 
-def _documents(store: Store, arguments: argparse.Namespace) -> int:
+def _documents(store: Store, arguments: argparse.Namespace) -> None:
     found = list(_chosen(store, arguments))
-    if holds_conversations(store):
-        return _trained_documents(store, found, arguments)
+    is_text = not holds_conversations(store)
     for flag in settings_given(arguments):
-        if flag != "--split":
+        if is_text and flag != "--split":
             remedy = f"leave out {flag}"
             raise SpecError(f"{flag} means nothing here: {store.path} holds plain text", remedy=remedy)
-    if arguments.html is not None:
-        return _trained_documents(store, found, arguments)
+    if not is_text or arguments.html is not None:
+        _trained_documents(store, found, arguments)
+        return
     read = [(number, stream.document(number_in_stream)) for number, stream, number_in_stream in found]
     if arguments.json:
-        documents = []
-        for number, document in read:
-            facts = _document_facts(number, document)
-            facts |= {"num_tokens": len(document.tokens), "text": store.decode(document.tokens)}
-            if arguments.ids:
-                facts["ids"] = document.tokens
-            documents.append(facts)
-        print_json({"store": str(store.path), "documents": documents})
-        return 0
-    out = _Out()
+        facts = [_document_as_json(store, number, document, arguments) for number, document in read]
+        print_json({"store": str(store.path), "documents": facts})
+        return
     for number, document in read:
-        out.heading(
+        _heading(
             f"document {number:,}: {document.source} ({document.split}), {document.file}, row {document.row:,}, "
             f"{counted(len(document.tokens), 'token')}"
         )
-        out.text(_content(store, document.tokens, arguments))
-    return 0
+        _text(_content(store, document.tokens, arguments))
+
+
+def _document_as_json(
+    store: Store, number: int, document: StoredDocument, arguments: argparse.Namespace
+) -> dict[str, Any]:
+    facts = _document_facts(number, document)
+    facts |= {"num_tokens": len(document.tokens), "text": store.decode(document.tokens)}
+    if arguments.ids:
+        facts["ids"] = document.tokens
+    return facts
 
 
 def _document_facts(number: int, document: StoredDocument) -> dict[str, Any]:
     """The place of a document: in its store, and in the raw files."""
-    return {
-        "document": number,
-        "source": document.source,
-        "split": document.split,
-        "file": document.file,
-        "row": document.row,
-    }
+    return {"document": number, **{name: getattr(document, name) for name in ("source", "split", "file", "row")}}
 
 
 def _chosen(store: Store, arguments: argparse.Namespace) -> Iterator[Found]:
     if arguments.source is not None and arguments.source not in store.names:
         store.stream(arguments.source)  # says which names there are
-    base, skip = 0, arguments.document or 0
-    left = arguments.count or 3
-    total = 0
+    first, left = arguments.document or 0, arguments.count or 3
+    base = total = 0
     for info in store.manifest.streams:
-        is_wanted = arguments.source in (None, info.source) and arguments.split in (None, info.split)
-        if is_wanted:
-            total += info.num_documents
+        if arguments.source in (None, info.source) and arguments.split in (None, info.split):
             stream = store.stream(info.source, info.split)
-            for number in range(min(skip, info.num_documents), info.num_documents):
-                if not left:
-                    return
+            numbers = range(info.num_documents)[max(first - total, 0) :][:left]
+            for number in numbers:
                 yield base + number, stream, number
-                left -= 1
-            skip = max(skip - info.num_documents, 0)
+            left -= len(numbers)
+            total += info.num_documents
         base += info.num_documents
-    if (arguments.document or 0) >= total:
+    if first >= total:
         raise SpecError(
-            f"document {arguments.document or 0:,} does not exist: there are {total:,}",
+            f"document {first:,} does not exist: there are {total:,}",
             parameter="document",
             remedy=f"--document {max(total - 1, 0)} or less",
         )
 
 
-def _trained_documents(store: Store, found: list[Found], arguments: argparse.Namespace) -> int:
+def _trained_documents(store: Store, found: list[Found], arguments: argparse.Namespace) -> None:
     """Documents with their trained tokens marked: of a preference pair, two rows."""
     from batchwright.cli.masks import batch_of_documents, rows_of_document
     from batchwright.prepare.chat.spans import ROLES
@@ -202,7 +195,6 @@ def _trained_documents(store: Store, found: list[Found], arguments: argparse.Nam
         print_json({"store": str(store.path), "documents": documents})
     else:
         _show(batch_of_documents(rows), store, arguments, len(rows))
-    return 0
 
 
 def _show(batch: TrainingBatch, store: Store, arguments: argparse.Namespace, rows: int) -> None:
@@ -222,51 +214,63 @@ def _show(batch: TrainingBatch, store: Store, arguments: argparse.Namespace, row
 # Rows
 
 
-def _rows(where: str, store: Store, plan: Plan, arguments: argparse.Namespace) -> int:
-    """`store` is the first of the plan's, and decodes for all; the others are found from `where`, and by the plan."""
+def _rows(store: Store, plan: Plan, arguments: argparse.Namespace) -> None:
+    """`store` is the first of the plan's, and decodes for all; the plan finds the others."""
     from batchwright.audit.tracing import trace
 
     step = arguments.step or 0
-    records = trace(where, plan, step=step)
+    records = trace(arguments.store, plan, step=step)
     rows = [list(pieces) for _, pieces in groupby(records, key=lambda record: record.position)]
-    shown = rows[: arguments.count]
-    skipped_before = {stop: (start, stop - 1) for start, stop in plan.order.skips.ranges}
     if arguments.html is not None or any(source.rows for source in plan.all_sources):
-        return _trained_rows(where, store, plan, rows, skipped_before, arguments)
+        _trained_rows(store, plan, rows, arguments)
+        return
+    shown = rows[: arguments.count]
+    skipped = _skipped_before(plan, shown)
     ids: dict[int, Any] = {}
     if arguments.ids or arguments.json:
-        ids = _ids(where, plan, [row[0].position for row in shown])
+        ids = _ids(arguments.store, plan, [row[0].position for row in shown])
     if arguments.json:
-        facts: dict[str, Any] = {
-            "store": str(store.path),
-            "plan": plan.fingerprint,
-            "step": step,
-            "skipped": [skipped_before[row[0].position] for row in shown if row[0].position in skipped_before],
-            "rows": [
-                _row_facts(row) | {"tokens": ids[row[0].position], "pieces": list(map(asdict, row))} for row in shown
-            ],
-        }
-        print_json(facts)
-        return 0
-    out = _Out()
-    out.heading(
+        facts = [_row_facts(row) | {"tokens": ids[row[0].position], "pieces": list(map(asdict, row))} for row in shown]
+        print_json(_step_facts(store, plan, step, skipped) | {"rows": facts})
+        return
+    _heading(
         f"step {step:,} of plan {plan.fingerprint}: {counted(len(rows), 'row')} of {plan.row_tokens:,} tokens and one "
         "more for the last target"
     )
     for row in shown:
-        first = row[0]
-        if first.position in skipped_before:
-            out.border(f"skipped: {_positions(*skipped_before[first.position])}")
-        out.heading(f"row {first.row_in_batch} (position {first.position:,}): {first.source}, epoch {first.epoch}")
-        for piece in row:
-            out.border(_border(piece))
-            tokens = ids.get(first.position)
-            if tokens is not None:
-                tokens = tokens[slice(*piece.window_span)]
-            out.text(_content(store, tokens, arguments, piece.text))
+        _print_row(store, row, skipped, ids, arguments)
     if len(shown) < len(rows):
-        out.border(f"and {counted(len(rows) - len(shown), 'more row')}: --count {len(rows)}")
-    return 0
+        _border(f"and {counted(len(rows) - len(shown), 'more row')}: --count {len(rows)}")
+
+
+def _print_row(
+    store: Store,
+    row: list[TraceRecord],
+    skipped: dict[int, tuple[int, int]],
+    ids: dict[int, Any],
+    arguments: argparse.Namespace,
+) -> None:
+    """A row, piece by piece. `ids` is empty without --ids."""
+    first = row[0]
+    if first.position in skipped:
+        _border(f"skipped: {_positions(*skipped[first.position])}")
+    _heading(f"row {first.row_in_batch} (position {first.position:,}): {first.source}, epoch {first.epoch}")
+    for piece in row:
+        _border(_piece_in_words(piece))
+        tokens = ids.get(first.position)
+        if tokens is not None:
+            tokens = tokens[slice(*piece.window_span)]
+        _text(_content(store, tokens, arguments, piece.text))
+
+
+def _skipped_before(plan: Plan, rows: list[list[TraceRecord]]) -> dict[int, tuple[int, int]]:
+    """By position of a row: the first and last position that an amendment skips just before it."""
+    ranges = {stop: (start, stop - 1) for start, stop in plan.order.skips.ranges}
+    return {row[0].position: ranges[row[0].position] for row in rows if row[0].position in ranges}
+
+
+def _step_facts(store: Store, plan: Plan, step: int, skipped: dict[int, tuple[int, int]]) -> dict[str, Any]:
+    return {"store": str(store.path), "plan": plan.fingerprint, "step": step, "skipped": list(skipped.values())}
 
 
 def _row_facts(pieces: list[TraceRecord]) -> dict[str, Any]:
@@ -274,32 +278,24 @@ def _row_facts(pieces: list[TraceRecord]) -> dict[str, Any]:
     return {"position": first.position, "source": first.source, "epoch": first.epoch}
 
 
-def _trained_rows(
-    where: str,
-    store: Store,
-    plan: Plan,
-    rows: list[list[TraceRecord]],
-    skipped_before: dict[int, tuple[int, int]],
-    arguments: argparse.Namespace,
-) -> int:
+def _trained_rows(store: Store, plan: Plan, rows: list[list[TraceRecord]], arguments: argparse.Namespace) -> None:
     """The rows of a step with their trained tokens marked: of a preference pair, two."""
     from batchwright.cli.masks import batch_of_step
 
-    step, batch = arguments.step or 0, batch_of_step(where, plan, rows)
+    step, batch = arguments.step or 0, batch_of_step(arguments.store, plan, rows)
     each = len(batch) // len(rows)
     count = each * len(rows[: arguments.count])
-    skipped = [skipped_before[row[0].position] for row in rows if row[0].position in skipped_before]
+    skipped = _skipped_before(plan, rows)
     if arguments.json:
-        facts = {"store": str(store.path), "plan": plan.fingerprint, "step": step, "skipped": skipped}
-        print_json(facts | {"rows": [_facts(batch, number, rows[number // each]) for number in range(count)]})
-        return 0
-    for first, last in skipped:
+        facts = [_facts(batch, number, rows[number // each]) for number in range(count)]
+        print_json(_step_facts(store, plan, step, skipped) | {"rows": facts})
+        return
+    for first, last in skipped.values():
         print(f"skipped: {_positions(first, last)}")
     print(f"step {step:,} of plan {plan.fingerprint}")
     _show(batch, store, arguments, count)
     if count < len(batch):
         print(f"and {counted((len(batch) - count) // each, 'more row')}: --count {len(rows)}")
-    return 0
 
 
 def _facts(batch: TrainingBatch, number: int, pieces: list[TraceRecord]) -> dict[str, Any]:
@@ -316,10 +312,12 @@ def _positions(first: int, last: int) -> str:
     >>> _positions(802, 803), _positions(802, 802)
     ('positions 802-803', 'position 802')
     """
-    return f"position {first:,}" if first == last else f"positions {first:,}-{last:,}"
+    if first == last:
+        return f"position {first:,}"
+    return f"positions {first:,}-{last:,}"
 
 
-def _border(piece: TraceRecord) -> str:
+def _piece_in_words(piece: TraceRecord) -> str:
     start, stop = piece.document_span
     begins = "begins" if start == 0 else "continues"
     return f"{piece.file}, row {piece.row:,} {begins}: tokens {start:,}-{stop:,}{lines_in_words(piece.lines)}"
@@ -339,49 +337,44 @@ def _ids(where: str, plan: Plan, positions: list[int]) -> dict[int, Any]:
 
 def _content(store: Store, tokens: Any, arguments: argparse.Namespace, text: str | None = None) -> str:
     """A piece as text, or token by token with --ids, cut after --chars."""
-    most = arguments.chars or None
+    most = arguments.chars or sys.maxsize
     if arguments.ids and tokens is not None:
-        shown = " ".join(_token(store, token) for token in tokens[:most])
-        return shown + _rest(len(tokens), most, "tokens")
-    if text is None and tokens is not None:
-        text = store.decode(tokens)
-    if text is None:
-        return "(the tokenizer was a function, and cannot decode: --ids)"
-    return text[:most] + _rest(len(text), most, "characters")
+        content, length, unit = " ".join(_token(store, int(token)) for token in tokens[:most]), len(tokens), "tokens"
+    else:
+        if text is None and tokens is not None:
+            text = store.decode(tokens)
+        if text is None:
+            return "(the tokenizer was a function, and cannot decode: --ids)"
+        content, length, unit = text[:most], len(text), "characters"
+    if length > most:
+        content += f" ... ({length:,} {unit})"
+    return content
 
 
-def _rest(length: int, most: int | None, unit: str) -> str:
-    if most is None or length <= most:
-        return ""
-    return f" ... ({length:,} {unit})"
-
-
-def _token(store: Store, token: Any) -> str:
+def _token(store: Store, token: int) -> str:
     text = store.decode([token])
-    return str(int(token)) if text is None else f"{int(token)}:{text!r}"
+    if text is None:
+        return str(token)
+    return f"{token}:{text!r}"
 
 
-class _Out:
-    """Lines to stdout; on a terminal, headings stand out."""
+def _heading(text: str) -> None:
+    _print(printable(text), "bold")
 
-    def __init__(self) -> None:
-        self._console: Any = None
-        if sys.stdout.isatty():
-            from rich.console import Console
 
-            self._console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
+def _border(text: str) -> None:
+    _print(f"  -- {printable(text)}", "cyan")
 
-    def heading(self, text: str) -> None:
-        self._line(printable(text), "bold")
 
-    def border(self, text: str) -> None:
-        self._line(f"  -- {printable(text)}", "cyan")
+def _text(text: str) -> None:
+    _print(indented(text, "  | "))
 
-    def text(self, text: str) -> None:
-        self._line(indented(text, "  | "), None)
 
-    def _line(self, text: str, style: str | None) -> None:
-        if self._console is None:
-            print(text)
-        else:
-            self._console.print(text, style=style)
+def _print(text: str, style: str | None = None) -> None:
+    """A line to stdout, in its style on a terminal."""
+    if not sys.stdout.isatty():
+        print(text)
+        return
+    from rich.console import Console
+
+    Console(highlight=False, markup=False, emoji=False, soft_wrap=True).print(text, style=style)

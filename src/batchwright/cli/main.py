@@ -92,7 +92,7 @@ def _run(given: list[str]) -> int:
     if more and not arguments.takes_settings:
         parser.error(f"unrecognized arguments: {' '.join(more)}")
     arguments.settings = more
-    return int(arguments.run(arguments))
+    return int(arguments.run(arguments) or OK)  # verbs without a check return nothing
 
 
 def _parser() -> Parser:

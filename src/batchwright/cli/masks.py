@@ -16,7 +16,14 @@ from batchwright.prepare.chat.policy import LossPolicy
 from batchwright.store.plans import streams_for_plan
 from batchwright.store.stream import TokenStream
 
-__all__ = ["DocumentRow", "batch_of_documents", "batch_of_step", "rows_of_conversation", "rows_of_document"]
+__all__ = [
+    "DocumentRow",
+    "batch_of_documents",
+    "batch_of_step",
+    "default_loss",
+    "rows_of_conversation",
+    "rows_of_document",
+]
 
 _SIDES = ("chosen", "rejected")
 
@@ -42,24 +49,28 @@ def rows_of_document(stream: TokenStream, number: int, words: str, loss: str | N
         yield DocumentRow(words, stream.name, None, tokens, _can_be_predicted(tokens), nothing, nothing)
         return
     starts, fields = stream.token_spans()
-    first, last = int(starts[number]), int(starts[number + 1])
-    spans = {name: values[first:last] for name, values in fields.items()}
-    is_pair = bool(spans["side"].any())
-    policy = LossPolicy.parse(loss or ("last" if is_pair else "assistant"))
+    spans = {name: values[int(starts[number]) : int(starts[number + 1])] for name, values in fields.items()}
+    policy = LossPolicy.parse(loss or default_loss(is_pair=bool(spans["side"].any())))
     yield from rows_of_conversation(tokens, spans, policy, stream.name, words)
+
+
+def default_loss(*, is_pair: bool) -> str:
+    return "last" if is_pair else "assistant"
 
 
 def rows_of_conversation(
     tokens: NDArray[Any], spans: Mapping[str, NDArray[Any]], policy: LossPolicy, source: str, words: str = ""
 ) -> Iterator[DocumentRow]:
     """A conversation, or the two of a preference pair, by the fields of its spans."""
-    is_pair = bool(spans["side"].any())
     weights = policy.weights(np.array([0, len(spans["stop"])]), dict(spans))
     counts = np.diff(spans["stop"], prepend=0)
     weight, side, role, turn = (
         np.repeat(values, counts) for values in (weights, spans["side"], spans["role"], spans["turn"])
     )
-    for which, name in enumerate(_SIDES if is_pair else (None,)):
+    sides: tuple[str | None, ...] = (None,)
+    if side.any():
+        sides = _SIDES
+    for which, name in enumerate(sides):
         mine = np.flatnonzero(side == which)
         learned = weight[mine] * _can_be_predicted(mine)
         yield DocumentRow(words, source, name, tokens[mine], learned, role[mine], turn[mine])
@@ -70,28 +81,32 @@ def _can_be_predicted(tokens: NDArray[Any]) -> NDArray[np.float32]:
 
 
 def batch_of_documents(rows: Sequence[DocumentRow]) -> TrainingBatch:
-    length = max((len(row.tokens) for row in rows), default=0)
+    lengths = np.array([len(row.tokens) for row in rows], np.int64)
+    is_real = np.arange(lengths.max(initial=0)) < lengths[:, None]
 
     def padded(name: str, fill: int, dtype: type) -> NDArray[Any]:
-        out: NDArray[Any] = np.full((len(rows), length), fill, dtype)
-        for number, row in enumerate(rows):
-            out[number, : len(row.tokens)] = getattr(row, name)
+        out: NDArray[Any] = np.full(is_real.shape, fill, dtype)
+        if rows:
+            out[is_real] = np.concatenate([getattr(row, name) for row in rows])
         return out
 
     def ahead(name: str, fill: int, dtype: type) -> NDArray[Any]:
-        """What is said of the token that each position predicts."""
+        """The field of the token that each position predicts."""
         return np.append(padded(name, fill, dtype)[:, 1:], np.full((len(rows), 1), fill, dtype), axis=1)
 
-    tokens, weight = padded("tokens", 0, np.int64), ahead("weight", 0, np.float32)
-    is_real = np.arange(length) < np.array([len(row.tokens) for row in rows])[:, None]
-    metadata = {
+    metadata: dict[str, Any] = {
         "source": [row.source for row in rows],
         "role": ahead("role", -1, np.int64),
         "turn": ahead("turn", -1, np.int64),
-        **({"side": [row.side or "" for row in rows]} if any(row.side for row in rows) else {}),
-        **({"origins": [[row.words] for row in rows]} if any(row.words for row in rows) else {}),
     }
+    sides, origins = [row.side or "" for row in rows], [[row.words] for row in rows]
+    if any(sides):
+        metadata["side"] = sides
+    if any(words for (words,) in origins):
+        metadata["origins"] = origins
+    weight = ahead("weight", 0, np.float32)
     targets = np.where(weight != 0, ahead("tokens", 0, np.int64), -100)
+    tokens = padded("tokens", 0, np.int64)
     return TrainingBatch(tokens, is_real.astype(np.int64), None, weight, metadata, targets=targets)
 
 
@@ -103,34 +118,40 @@ def batch_of_step(where: str, plan: Plan, rows: Sequence[Sequence[TraceRecord]])
     flow = open_flow(streams_for_plan(where, plan), plan, Fields(segment_ids=True, roles=True).with_defaults(False))
     positions = np.array([row[0].position for row in rows], np.int64)
     block = flow.at(positions, lambda count, width: np.empty((count, width), np.int64))
-    per, extra = flow.sequences, dict(block.extra)
-    tokens = block.tokens
+    tokens, extra = block.tokens, dict(block.extra)
     ones = np.ones((len(tokens), tokens.shape[1] - 1), np.int64)
-    attention, targets = extra.pop("attention_mask", ones), extra.pop("targets", tokens[:, 1:])
-    is_packed = not flow.has_samples or any(dict(source.rows).get("packing") for source in plan.all_sources)
-    width = attention.shape[1] if is_packed else int(np.flatnonzero(attention.any(axis=0)).max(initial=0)) + 1
-    metadata = {
-        "source": [row[0].source for row in rows for _ in range(per)],
-        "position": np.repeat(positions, per),
-        **({"side": list(_SIDES) * len(rows)} if per > 1 else {}),
-        **{name: values[:, 1 : width + 1] for name, values in block.shown.items()},
-        "origins": [
-            origins
-            for row in rows
-            for origins in ([[_origin(p)] for p in row] if per > 1 else [[_origin(p) for p in row]])
-        ],
-    }
-    mask = extra.pop("loss_mask", ones.astype(np.float32))
+    attention = extra.get("attention_mask", ones)
+    width = attention.shape[1]
+    is_packed = any(dict(source.rows).get("packing") for source in plan.all_sources)
+    if flow.has_samples and not is_packed:
+        width = int(np.flatnonzero(attention.any(axis=0)).max(initial=0)) + 1
     segments = extra.get("segment_ids")
+    if segments is not None:
+        segments = segments[:, :width]
+    metadata = _places(rows, positions, flow.sequences)
+    metadata |= {name: values[:, 1 : width + 1] for name, values in block.shown.items()}
     return TrainingBatch(
         tokens[:, :-1][:, :width],
         attention[:, :width],
         None,
-        mask[:, :width],
+        extra.get("loss_mask", ones.astype(np.float32))[:, :width],
         metadata,
-        targets=targets[:, :width],
-        segment_ids=None if segments is None else segments[:, :width],
+        targets=extra.get("targets", tokens[:, 1:])[:, :width],
+        segment_ids=segments,
     )
+
+
+def _places(rows: Sequence[Sequence[TraceRecord]], positions: NDArray[np.int64], per_row: int) -> dict[str, Any]:
+    """Metadata of rows that are a sequence each, or a preference pair of one document for each side."""
+    metadata: dict[str, Any] = {
+        "source": [row[0].source for row in rows for _ in range(per_row)],
+        "position": np.repeat(positions, per_row),
+    }
+    origins = [[_origin(piece) for piece in row] for row in rows]
+    if per_row > 1:
+        metadata["side"] = list(_SIDES) * len(rows)
+        origins = [[origin] for of_row in origins for origin in of_row]
+    return {**metadata, "origins": origins}
 
 
 def _origin(piece: TraceRecord) -> str:

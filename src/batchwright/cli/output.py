@@ -6,15 +6,25 @@ import argparse
 import json
 import sys
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["add_json", "indented", "lines_in_words", "number", "print_json", "printable", "table"]
+__all__ = [
+    *("add_json", "indented", "limited", "lines_in_words", "number", "print_facts", "print_json", "printable", "table"),
+]
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object on stdout, and nothing else there")
+
+
+def print_facts(facts: dict[str, Any], lines: Iterable[str], *, as_json: bool) -> None:
+    """The answer of a verb: its facts as JSON, or the lines that say them."""
+    if as_json:
+        print_json(facts)
+    else:
+        print("\n".join(lines))
 
 
 def print_json(value: dict[str, Any]) -> None:
@@ -49,20 +59,35 @@ def indented(text: str, margin: str) -> str:
     return "\n".join(margin + line for line in printable(text).split("\n"))
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[Any]], *, left: Sequence[str] = ()) -> str:
-    """Plain, aligned columns; those named in `left` to the left, numbers to the right.
+def table(rows: Sequence[Mapping[str, Any]], *, left: Sequence[str] = (), optional: Sequence[str] = ()) -> str:
+    """Plain, aligned columns; those named in `left` to the left, numbers to the right. Without `optional` empty ones.
 
-    >>> print(table(["name", "rows"], [["web", 12], ["code", 3]], left=["name"]))
+    >>> print(table([{"name": "web", "rows": 12}, {"name": "code", "rows": 3}], left=["name"]))
     name  rows
     web     12
     code     3
     """
-    cells = [list(header), *([str(cell) for cell in row] for row in rows)]
-    widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
-    for row in cells:
-        for i, name in enumerate(header):
-            row[i] = row[i].ljust(widths[i]) if name in left else row[i].rjust(widths[i])
-    return "\n".join("  ".join(row).rstrip() for row in cells)
+    columns = []
+    for name in rows[0]:
+        words = [str(row[name]) for row in rows]
+        if name in optional and not any(words):
+            continue
+        width = max(map(len, [name, *words]))
+        justify = str.ljust if name in left else str.rjust
+        columns.append([justify(word, width) for word in [name, *words]])
+    return "\n".join("  ".join(row).rstrip() for row in zip(*columns, strict=True))
+
+
+def limited(lines: Sequence[str], most: int, margin: str = "  ") -> Iterator[str]:
+    """The first lines behind a margin, and the number of the others.
+
+    >>> list(limited(["a", "b", "c"], 1))
+    ['  a', '  and 2 more: --all lists them']
+    """
+    for line in lines[:most]:
+        yield margin + line
+    if len(lines) > most:
+        yield f"{margin}and {len(lines) - most:,} more: --all lists them"
 
 
 def number(value: int | None, missing: str = "") -> str:
@@ -70,7 +95,9 @@ def number(value: int | None, missing: str = "") -> str:
     >>> number(1234), number(None, "no end")
     ('1,234', 'no end')
     """
-    return missing if value is None else f"{value:,}"
+    if value is None:
+        return missing
+    return f"{value:,}"
 
 
 def lines_in_words(lines: tuple[int, int] | None) -> str:
@@ -81,4 +108,7 @@ def lines_in_words(lines: tuple[int, int] | None) -> str:
     """
     if lines is None:
         return ""
-    return f", line {lines[0]:,}" if lines[0] == lines[1] else f", lines {lines[0]:,}-{lines[1]:,}"
+    first, last = lines
+    if first == last:
+        return f", line {first:,}"
+    return f", lines {first:,}-{last:,}"

@@ -25,15 +25,16 @@ from typing import TYPE_CHECKING, Any
 
 from batchwright.base.checks import local_path
 from batchwright.base.errors import BatchwrightError, PlanError, SpecError
-from batchwright.cli.output import add_json, print_json, printable, table
-from batchwright.cli.plan_settings import add_settings, plan_of_settings, settings_given
-from batchwright.cli.values import named_store, whole_number
+from batchwright.cli.output import add_json, number, print_facts, printable, table
+from batchwright.cli.plan_settings import add_settings, plan_of_settings, refuse_settings, settings_given
+from batchwright.cli.values import check_positive, named_store, whole_number
 
 if TYPE_CHECKING:
+    from batchwright.cli.plan_summary import PlanSummary
     from batchwright.order.plan import Plan
-    from batchwright.store import Store, TokenStream
+    from batchwright.store import TokenStream
 
-__all__ = ["EXAMPLES", "SUMMARY", "add_arguments", "as_json_of", "describe", "run", "streams_of"]
+__all__ = ["EXAMPLES", "SUMMARY", "add_arguments", "describe", "facts_of", "run", "streams_of"]
 
 SUMMARY = "epochs, shares, tokens and steps of a run, before it starts"
 
@@ -68,60 +69,69 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
 
 
-def run(arguments: argparse.Namespace) -> int:
-    from batchwright.base.checks import at_least
-    from batchwright.store import Store
-    from batchwright.store.plans import find_plan
-
-    if arguments.epochs is not None:
-        at_least(1, epochs=arguments.epochs)
-    given = settings_given(arguments)
+def run(arguments: argparse.Namespace) -> None:
+    check_positive(arguments, "epochs")
     if arguments.target[0] == "forget" and not Path("forget").exists():
         return _forget(arguments)
     sources = _named(arguments.target)
-    store, *kept = arguments.target
-    if kept and sources is None:
-        if given:
-            raise SpecError(f"{given[0]} makes a new plan, and {kept[0]} is one", remedy="give one of the two")
-        plan = find_plan(store, kept[0], batch_size=arguments.batch_size)
-    elif given or sources is not None:
-        plan = plan_of_settings(Store(store) if sources is None else sources, arguments)
-    else:
-        if arguments.save is not None:
-            raise SpecError("--save which plan?", parameter="save", remedy="--chunk-size and other settings, or PLAN")
-        return _list(Store(store), as_json=arguments.json)
+    plan = _plan_of(arguments, sources)
+    if plan is None:
+        return _list(arguments.target[0], as_json=arguments.json)
     if arguments.save is not None:
         _save(plan, local_path(save=arguments.save))
-    streams = streams_of(store if sources is None else sources, plan)
+    streams = streams_of(sources or arguments.target[0], plan)
     return describe(plan, epochs=arguments.epochs, streams=streams, as_json=arguments.json)
+
+
+def _plan_of(arguments: argparse.Namespace, sources: dict[str, str] | None) -> Plan | None:
+    """The plan to describe; None where neither PLAN nor settings say which."""
+    from batchwright.store import Store
+    from batchwright.store.plans import find_plan
+
+    if sources is not None:
+        return plan_of_settings(sources, arguments)
+    store, *kept = arguments.target
+    if kept:
+        refuse_settings(arguments, kept[0])
+        return find_plan(store, kept[0], batch_size=arguments.batch_size)
+    if settings_given(arguments):
+        return plan_of_settings(Store(store), arguments)
+    if arguments.save is not None:
+        raise SpecError("--save which plan?", parameter="save", remedy="--chunk-size and other settings, or PLAN")
+    return None
 
 
 def _named(target: list[str]) -> dict[str, str] | None:
     """NAME=STORE ... as a mapping; None for STORE [PLAN]."""
     named = [named_store(text) for text in target]
     if named[0] is None:
-        from batchwright.store.layout import is_store
-
-        if len(target) > 2 or any(pair is not None for pair in named) or any(is_store(Path(t)) for t in target[1:]):
-            raise SpecError(
-                f"{target[0]} has no name, and a mixture of stores needs one for each",
-                parameter="STORE",
-                remedy="NAME=STORE NAME=STORE ..., or STORE [PLAN]",
-            )
+        _refuse_several_stores(target)
         return None
     found: dict[str, str] = {}
     for text, pair in zip(target, named, strict=True):
         if pair is None:
-            raise SpecError(
-                f"{text} has no name, and a mixture of stores needs one for each",
-                parameter="STORE",
-                remedy=f"NAME={text}; for a plan that is kept, one of its stores: batchwright plan STORE {text}",
+            raise _without_name(
+                text, f"NAME={text}; for a plan that is kept, one of its stores: batchwright plan STORE {text}"
             )
         name, path = pair
         if name in found:
             raise SpecError(f"two stores are called {name!r}", parameter="STORE", remedy="rename one")
         found[name] = path
     return found
+
+
+def _refuse_several_stores(target: list[str]) -> None:
+    """Refuse stores without a name where they are more than one: STORE PLAN is one."""
+    from batchwright.store.layout import is_store
+
+    if len(target) > 2 or any(named_store(text) or is_store(Path(text)) for text in target[1:]):
+        raise _without_name(target[0], "NAME=STORE NAME=STORE ..., or STORE [PLAN]")
+
+
+def _without_name(text: str, remedy: str) -> SpecError:
+    return SpecError(
+        f"{text} has no name, and a mixture of stores needs one for each", parameter="STORE", remedy=remedy
+    )
 
 
 def streams_of(where: Any, plan: Plan) -> dict[str, TokenStream] | None:
@@ -137,23 +147,15 @@ def streams_of(where: Any, plan: Plan) -> dict[str, TokenStream] | None:
 
 def describe(
     plan: Plan, *, epochs: int | None = None, streams: dict[str, TokenStream] | None = None, as_json: bool
-) -> int:
-    if as_json:
-        print_json(as_json_of(plan, epochs=epochs, streams=streams))
-    else:
-        from batchwright.cli.plan_summary import summarize
-        from batchwright.cli.plan_words import render
-
-        print(render(plan, summarize(plan, epochs=epochs, streams=streams)))
-    return 0
-
-
-def as_json_of(
-    plan: Plan, *, epochs: int | None = None, streams: dict[str, TokenStream] | None = None
-) -> dict[str, Any]:
+) -> None:
     from batchwright.cli.plan_summary import summarize
+    from batchwright.cli.plan_words import render
 
     summary = summarize(plan, epochs=epochs, streams=streams)
+    print_facts(facts_of(plan, summary), [render(plan, summary)], as_json=as_json)
+
+
+def facts_of(plan: Plan, summary: PlanSummary) -> dict[str, Any]:
     return {**summary.as_json(), "plan": plan.spec(), "runs": plan.runs}
 
 
@@ -167,48 +169,41 @@ def _save(plan: Plan, path: Path) -> None:
     plan.save(path)
 
 
-def _forget(arguments: argparse.Namespace) -> int:
+def _forget(arguments: argparse.Namespace) -> None:
     from batchwright.store.plans import forget_plan
 
     if len(arguments.target) != 3:
         raise SpecError("forget which plan?", parameter="PLAN", remedy="batchwright plan forget STORE PLAN")
     _, store, plan = arguments.target
     files = forget_plan(store, plan)
-    if arguments.json:
-        print_json({"store": store, "forgotten": files[0].stem, "files": [str(file) for file in files]})
-    else:
-        print(f"forgot plan {files[0].stem}")
-    return 0
+    facts = {"store": store, "forgotten": files[0].stem, "files": [str(file) for file in files]}
+    print_facts(facts, [f"forgot plan {files[0].stem}"], as_json=arguments.json)
 
 
-def _list(store: Store, *, as_json: bool) -> int:
+def _list(path: str, *, as_json: bool) -> None:
+    from batchwright.store import Store
     from batchwright.store.plans import list_plans
 
+    store = Store(path)
     plans = list_plans(store.path)
-    if as_json:
-        print_json({"store": str(store.path), "plans": [_line_as_json(plan) for plan in plans]})
-        return 0
-    if not plans:
-        print(f"no plans are kept with {store.path}: opening a loader keeps one; --chunk-size asks for one beforehand")
-        return 0
-    rows = [
-        [
-            plan.fingerprint,
-            f"{plan.row_tokens:,}",
-            plan.seed,
-            "no end" if plan.epoch_rows is None else f"{plan.epoch_rows:,}",
-            ", ".join(str(run[-1][2]) for run in plan.runs) or "-",
-            plan.amendments[-1].parent if plan.amendments else "",
-            printable(_sources(plan)),
-        ]
-        for plan in plans
-    ]
-    header = ["plan", "chunk size", "seed", "rows", "batch sizes", "amends", "sources"]
-    if not any(plan.amendments for plan in plans):
-        header.remove("amends")
-        rows = [[*row[:5], row[6]] for row in rows]
-    print(table(header, rows, left=["plan", "sources", "batch sizes", "amends"]))
-    return 0
+    facts = {"store": str(store.path), "plans": [_line_as_json(plan) for plan in plans]}
+    text = f"no plans are kept with {store.path}: opening a loader keeps one; --chunk-size asks for one beforehand"
+    if plans:
+        left = ["plan", "sources", "batch sizes", "amends"]
+        text = table([_cells(plan) for plan in plans], left=left, optional=["amends"])
+    print_facts(facts, [text], as_json=as_json)
+
+
+def _cells(plan: Plan) -> dict[str, Any]:
+    return {
+        "plan": plan.fingerprint,
+        "chunk size": number(plan.row_tokens),
+        "seed": plan.seed,
+        "rows": number(plan.epoch_rows, "no end"),
+        "batch sizes": ", ".join(str(run[-1][2]) for run in plan.runs) or "-",
+        "amends": "".join(amendment.parent for amendment in plan.amendments[-1:]),
+        "sources": printable(_sources(plan)),
+    }
 
 
 def _sources(plan: Plan) -> str:
@@ -216,7 +211,9 @@ def _sources(plan: Plan) -> str:
     if weights is None:
         return ", ".join(f"{source.name} ({source.split})" for source in plan.all_sources)
     said = ", ".join(f"{source.name}={weights.get(source.name, 0):g}" for source in plan.all_sources)
-    return f"{said} in the end" if len(plan.schedule) > 1 else said
+    if len(plan.schedule) > 1:
+        said += " in the end"
+    return said
 
 
 def _line_as_json(plan: Plan) -> dict[str, object]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from batchwright.base.checks import one_of
 from batchwright.base.errors import SpecError
 from batchwright.base.words import listed
-from batchwright.cli.values import epochs_of_sources, ramp_to, renames, schedule_of, weights_from, whole_number
+from batchwright.cli.values import epochs_of_sources, flag_of, ramp_to, renames, schedule_of, weights_from, whole_number
 
 if TYPE_CHECKING:
     from batchwright.batches.settings import Asked, Setting
@@ -22,6 +22,7 @@ __all__ = [
     "add_weights",
     "holds_conversations",
     "plan_of_settings",
+    "refuse_settings",
     "settings_given",
 ]
 
@@ -38,12 +39,9 @@ _OF_TEXT = ("chunk_size", "lanes", "recut")
 
 def add_renames(parser: argparse.ArgumentParser) -> None:
     """The names that rows of conversations use for columns and roles."""
-    parser.add_argument(
-        "--columns", type=renames, metavar="OURS=THEIRS,...", help="the columns of a row, e.g. messages=turns"
-    )
-    parser.add_argument(
-        "--roles", type=renames, metavar="THEIRS=OURS,...", help="the names of roles, e.g. bot=assistant"
-    )
+    add = parser.add_argument
+    add("--columns", type=renames, metavar="OURS=THEIRS,...", help="the columns of a row, e.g. messages=turns")
+    add("--roles", type=renames, metavar="THEIRS=OURS,...", help="the names of roles, e.g. bot=assistant")
 
 
 def add_settings(parser: argparse.ArgumentParser) -> None:
@@ -57,8 +55,9 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
         if setting.name == "weights":
             add_weights(group)
             continue
-        default = "" if setting.default is None else f" [{setting.default}]"
-        options: dict[str, Any] = {"help": setting.help + default}
+        options: dict[str, Any] = {"help": setting.help}
+        if setting.default is not None:
+            options["help"] += f" [{setting.default}]"
         if not setting.metavar:
             options |= {"action": argparse.BooleanOptionalAction, "default": None}
         elif setting.name == "packing":
@@ -101,6 +100,13 @@ def settings_given(arguments: argparse.Namespace) -> list[str]:
     return [_flag(name, getattr(arguments, name)) for name in names if getattr(arguments, name) is not None]
 
 
+def refuse_settings(arguments: argparse.Namespace, plan: str) -> None:
+    """Refuse settings that fix a plan beside a plan."""
+    given = settings_given(arguments)
+    if given:
+        raise SpecError(f"{given[0]} makes a new plan, and {plan} is one", remedy="give one of the two")
+
+
 def _asked_of(arguments: argparse.Namespace) -> Asked:
     """The loader settings that were given."""
     from batchwright.batches.settings import Asked
@@ -113,7 +119,9 @@ def _asked_of(arguments: argparse.Namespace) -> Asked:
 
 
 def _flag(name: str, value: Any = None) -> str:
-    return f"--{'no-' * (value is False)}{name.replace('_', '-')}"
+    if value is False:
+        name = f"no_{name}"
+    return flag_of(name)
 
 
 def plan_of_settings(sources: Store | Mapping[str, str], arguments: argparse.Namespace) -> Plan:
@@ -167,7 +175,7 @@ def _refuse_unused(stores: Mapping[str, Store], arguments: argparse.Namespace, *
     """Refuse settings of text where all stores hold conversations, and the reverse; ask for a missing row length."""
     first = next(iter(stores.values()))
     of_talk = [holds_conversations(store) for store in stores.values()]
-    of_text = ("chunk_size",) if is_mixture else _OF_TEXT  # a mixture of conversations has lanes, too
+    of_text = _OF_TEXT[:1] if is_mixture else _OF_TEXT  # a mixture of conversations has lanes, too
     if all(of_talk):
         _refuse_given(of_text, arguments, f"{first.path} holds conversations", "--max-length 2048")
     if not any(of_talk):
@@ -182,7 +190,9 @@ def _refuse_given(names: Iterable[str], arguments: argparse.Namespace, why: str,
     for name in names:
         value = getattr(arguments, name)
         if value is not None:
-            remedy = length if name in ("chunk_size", "max_length") else f"leave out {_flag(name, value)}"
+            remedy = f"leave out {_flag(name, value)}"
+            if name in ("chunk_size", "max_length"):
+                remedy = length
             raise SpecError(f"{_flag(name, value)} means nothing here: {why}", parameter=name, remedy=remedy)
 
 

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 from batchwright.order.plan_text import MANY_EPOCHS
 
 if TYPE_CHECKING:
-    from batchwright.order.plan import Plan, PlanSource
+    from batchwright.batches.samples import SampleRows
+    from batchwright.order.plan import Plan, PlanSource, Run
     from batchwright.order.sweep import MixLeg
     from batchwright.store import TokenStream
 
@@ -45,7 +46,7 @@ class DocumentsSummary:
     """Of all tokens in rows; None for plain text, where all are learned."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SourceSummary:
     name: str
     split: str
@@ -63,10 +64,10 @@ class SourceSummary:
     """The share of packed rows that is not padding. None where rows are not packed."""
     documents: DocumentsSummary | None
     """None where rows are windows over all tokens, and where the store was not looked at."""
-    rows_read: int | None
+    rows_read: int | None = None
     """None where the stream has no end."""
-    tokens_read: int | None
-    epochs: float | None
+    tokens_read: int | None = None
+    epochs: float | None = None
     first_epoch_ends_at_step: int | None
     """With weights: the step in which the source's last row is read for the first time, if the run gets there."""
 
@@ -93,10 +94,10 @@ class StretchSummary:
 class CapSummary:
     source: str
     epochs: int
-    position: int | None
+    position: int | None = None
     """From here on the source is left out; None: the run ends before."""
-    step: int | None
-    ends_the_stream: bool
+    step: int | None = None
+    ends_the_stream: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,27 +110,28 @@ class AmendmentSummary:
     change: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlanSummary:
+    """What is None by default is not known of a stream without end."""
+
     fingerprint: str
     row_tokens: int
     batch_rows: int | None
     """None where the runs of the plan cut it differently."""
-    epochs: int | None
-    """Epochs of the run; None for a stream without end."""
+    epochs: int | None = None
     epoch_rows: int | None
     """Of the last epochs, where that changes."""
     rows: int | None
     """Of the whole run, with those that are dropped and without those that are skipped."""
     skipped_rows: int
-    dropped_rows: int | None
-    """Rows of partial batches that are dropped. None for a stream without end."""
-    steps: int | None
-    tokens: int | None
+    dropped_rows: int | None = None
+    """Rows of partial batches that are dropped."""
+    steps: int | None = None
+    tokens: int | None = None
     mean_row_tokens: float
     """Over the whole run; without an end, in the end."""
-    padding_tokens: int | None
-    """None where a batch is as wide as its longest row."""
+    padding_tokens: int | None = None
+    """None also where a batch is as wide as its longest row."""
     sources: tuple[SourceSummary, ...]
     stretches: tuple[StretchSummary, ...]
     caps: tuple[CapSummary, ...]
@@ -160,7 +162,10 @@ class _Summary:
         self.skips = self.all_epochs.skips
         self.sources = plan.all_sources
         self.mean_row_tokens = [plan.tokens_per_row(source) for source in self.sources]
-        self.steps = plan.steps if len(plan.runs) == 1 else None
+        self.steps: Run = ()
+        """How the run cuts batches; empty where runs cut them differently, or none did yet."""
+        if len(plan.runs) == 1:
+            self.steps = plan.steps
         self.epochs = epochs or self._epochs_to_the_last_change()
         self.end_live: int | None = self.all_epochs.end_of(self.epochs)
         self.end: int | None = replace(self.all_epochs, skips=Skips()).end_of(self.epochs)
@@ -175,24 +180,19 @@ class _Summary:
 
     def made(self) -> PlanSummary:
         plan = self.plan
-        num_steps, spans = self._read()
-        rows, epochs = self._rows_of_sources(spans)
-        tokens = [round(count * of_row) for count, of_row in zip(rows, self.mean_row_tokens, strict=True)]
         stretches = self._stretches()
         sources = [self._source(number, source, stretches) for number, source in enumerate(self.sources)]
+        batch_rows = None
+        if self.steps:
+            batch_rows = self.steps[-1][2]
         summary = PlanSummary(
             fingerprint=plan.fingerprint,
             row_tokens=plan.row_tokens,
-            batch_rows=None if self.steps is None else self.steps[-1][2],
-            epochs=None,
+            batch_rows=batch_rows,
             epoch_rows=plan.epoch_rows,
             rows=self.end_live,
             skipped_rows=(self.end or 0) - (self.end_live or 0),
-            dropped_rows=None,
-            steps=None,
-            tokens=None,
             mean_row_tokens=sum(source.effective_share * source.mean_row_tokens for source in sources),
-            padding_tokens=None,
             sources=tuple(sources),
             stretches=tuple(stretches),
             caps=tuple(self._caps()),
@@ -200,16 +200,23 @@ class _Summary:
         )
         if self.end_live is None:
             return summary
+        return self._with_counts(summary, self.end_live)
+
+    def _with_counts(self, summary: PlanSummary, end: int) -> PlanSummary:
+        """The summary with the counts of a run that ends."""
+        num_steps, spans = self._read(end)
+        rows, epochs = self._rows_of_sources(spans)
+        tokens = [round(count * of_row) for count, of_row in zip(rows, self.mean_row_tokens, strict=True)]
         return replace(
             summary,
             epochs=self.epochs,
-            dropped_rows=self.end_live - sum(rows),
+            dropped_rows=end - sum(rows),
             steps=num_steps,
             tokens=sum(tokens),
             padding_tokens=self._padding(rows, tokens),
             sources=tuple(
                 replace(source, rows_read=rows[i], tokens_read=tokens[i], epochs=epochs[i])
-                for i, source in enumerate(sources)
+                for i, source in enumerate(summary.sources)
             ),
         )
 
@@ -227,9 +234,6 @@ class _Summary:
             mean_row_tokens=self.mean_row_tokens[number],
             fill=_fill(self.plan, source),
             documents=_documents(source, self.streams.get(source.name)),
-            rows_read=None,
-            tokens_read=None,
-            epochs=None,
             first_epoch_ends_at_step=self._read_once_by(number),
         )
 
@@ -251,18 +255,16 @@ class _Summary:
 
     # What is read
 
-    def _read(self) -> tuple[int | None, list[tuple[int, int]]]:
+    def _read(self, run_end: int) -> tuple[int | None, list[tuple[int, int]]]:
         """(steps, spans [start, stop) of positions) that the run reads."""
         from batchwright.order.split import Cut
 
-        if self.end_live is None:
-            return None, []
-        if self.steps is None:
-            return None, list(self._positions(0, self.end_live))
+        if not self.steps:
+            return None, list(self._positions(0, run_end))
         num_steps = 0
         spans: list[tuple[int, int]] = []
-        ends = [min(self.skips.live(triple[1]), self.end_live) for triple in self.steps[1:]]
-        for (_, position, rows), end in zip(self.steps, [*ends, self.end_live], strict=True):
+        ends = [min(self.skips.live(position), run_end) for _, position, _ in self.steps[1:]]
+        for (_, position, rows), end in zip(self.steps, [*ends, run_end], strict=True):
             cut = Cut(rows_per_step=rows, **self.plan.epoch_spec)
             for start, stop, steps in _batches(cut, self.skips.live(position), end):
                 num_steps += steps
@@ -284,9 +286,8 @@ class _Summary:
         """(rows, epochs) of each source in some spans of positions."""
         rows, epochs = [0] * len(self.sources), [0.0] * len(self.sources)
         for start, stop in spans:
-            for number, (before, after) in enumerate(
-                zip(self.order.counts(start), self.order.counts(stop), strict=True)
-            ):
+            counts = zip(self.order.counts(start), self.order.counts(stop), strict=True)
+            for number, (before, after) in enumerate(counts):
                 rows[number] += after - before
                 epochs[number] += self._epochs_given(number, after) - self._epochs_given(number, before)
         return rows, epochs
@@ -300,24 +301,26 @@ class _Summary:
         if self.plan.weights is None or not self.order.growth[source][0].num_rows:
             return None
         position = self.order.first_epoch_ends_at(source) - 1
-        return self._step(position) if self._is_in_the_run(position) else None
+        if not self._is_in_the_run(position):
+            return None
+        return self._step(position)
 
     # Shares
 
     def _stretches(self) -> list[StretchSummary]:
         ramps = _inside_ramps([at for at, _ in self.plan.schedule])
+        tokens_of_rows = dict(zip(self.order.names, self.mean_row_tokens, strict=True))
         found = []
         for leg in self.order.legs:
             if leg.start and not self._is_in_the_run(leg.start):
                 continue
             effective = self._effective(leg)
-            tokens = {name: share * self.mean_row_tokens[self._number(name)] for name, share in effective.items()}
             stretch = StretchSummary(
                 from_position=leg.start,
                 from_step=self._step(leg.start),
                 asked=self._asked(leg),
                 effective=effective,
-                effective_tokens=_normalised(tokens),
+                effective_tokens=_normalised({name: share * tokens_of_rows[name] for name, share in effective.items()}),
                 is_inside_a_ramp=any(first < leg.start < last for first, last in ramps),
             )
             found.append(stretch)
@@ -333,9 +336,13 @@ class _Summary:
         """The share of rows of each source in a leg."""
         from batchwright.order.mix import Pattern
 
-        shares: Any = leg.mix.counts_per_cycle.tolist() if isinstance(leg.mix, Pattern) else leg.mix.sizes
+        shares: Any
         if len(self.order.legs) == 1:
             shares = self.order.shares
+        elif isinstance(leg.mix, Pattern):
+            shares = leg.mix.counts_per_cycle.tolist()
+        else:
+            shares = leg.mix.sizes
         return _normalised(dict(zip(self.order.names, shares, strict=False)))  # a source that joins later has none yet
 
     def _over_the_run(self, stretches: list[StretchSummary], what: str, source: str) -> float:
@@ -347,33 +354,30 @@ class _Summary:
         lengths = [stop - start for start, stop in pairwise([*starts, self.end])]
         return sum(share * length for share, length in zip(shares, lengths, strict=True)) / sum(lengths)
 
-    def _number(self, source: str) -> int:
-        return self.order.names.index(source)
-
     # Caps
 
     def _caps(self) -> Iterator[CapSummary]:
         plan = self.plan
         if plan.weights is None:
             return
-        caps = {} if plan.exhausted == "repeat" else dict.fromkeys(plan.weights, 1)
-        caps |= dict(plan.max_epochs)
-        for amendment in plan.amendments:
-            caps |= dict(amendment.max_epochs)
-        bound = {binding.source: binding for binding in self.order.bindings}
+        caps: dict[str, int] = {}
+        if plan.exhausted != "repeat":
+            caps = dict.fromkeys(plan.weights, 1)
+        for max_epochs in (plan.max_epochs, *(amendment.max_epochs for amendment in plan.amendments)):
+            caps |= dict(max_epochs)
+        bound = {binding.source: binding.position for binding in self.order.bindings}
         for source in self.order.names:
             if source in caps:
-                position = bound[source].position if source in bound else None
-                yield self._cap(source, caps[source], position)
+                yield self._cap(source, caps[source], bound.get(source))
 
     def _cap(self, source: str, epochs: int, position: int | None) -> CapSummary:
         """A cap that binds at a position, or never."""
         if position is None:
-            return CapSummary(source, epochs, None, None, ends_the_stream=False)
+            return CapSummary(source, epochs)
         limit = self.order.epochs.limit
         ends_the_stream = position == limit and (self.end is None or self.end >= limit)
         if not ends_the_stream and not self._is_in_the_run(position):
-            return CapSummary(source, epochs, None, None, ends_the_stream=False)
+            return CapSummary(source, epochs)
         return CapSummary(source, epochs, position, self._step(position), ends_the_stream)
 
     # Places
@@ -381,13 +385,14 @@ class _Summary:
     def _is_in_the_run(self, position: int) -> bool:
         from batchwright.order.schedule import NEVER
 
-        end = NEVER if self.end is None else self.end
-        return position < end
+        if self.end is None:
+            return position < NEVER
+        return position < self.end
 
     def _step(self, position: int) -> int | None:
         from batchwright.order.split import step_of_position
 
-        if self.steps is None:
+        if not self.steps:
             return None
         return step_of_position(self.steps, position, **self.plan.epoch_spec)
 
@@ -406,15 +411,16 @@ def _documents(source: PlanSource, stream: TokenStream | None) -> DocumentsSumma
     rows = open_samples(stream, spec_of_entry(source.rows), source.name)
     counts = dict(rows.index.counts)
     num_documents, num_cut = counts.pop("documents"), counts.pop("cut", 0)
-    share = None
-    if rows.trained is not None:
-        index = rows.index
-        begin = index.start - rows.borders[index.document]
-        learned = rows.trained.count(
-            index.document, begin + 1, begin + index.length
-        )  # nothing predicts the first token
-        share = int(learned.sum()) / max(rows.num_tokens, 1)
-    return DocumentsSummary(num_documents, counts, num_cut, share)
+    return DocumentsSummary(num_documents, counts, num_cut, _learned_share(rows))
+
+
+def _learned_share(rows: SampleRows) -> float | None:
+    if rows.trained is None:
+        return None
+    index = rows.index
+    begin = index.start - rows.borders[index.document]
+    learned = rows.trained.count(index.document, begin + 1, begin + index.length)  # nothing predicts the first token
+    return int(learned.sum()) / max(rows.num_tokens, 1)
 
 
 def _batches(cut: Any, live: int, end: int) -> Iterator[tuple[int, int, int]]:
@@ -424,10 +430,13 @@ def _batches(cut: Any, live: int, end: int) -> Iterator[tuple[int, int, int]]:
         steps = max(end - live, 0) // rows
         yield live, live + steps * rows, steps
         return
+    has_short_steps = cut.epoch_end in ("short", "pad")
     while live < end:
-        _, _, of_epoch = cut.epochs.span(live)
-        stop = end if of_epoch is None else min(of_epoch, end)
-        steps = -(-(stop - live) // rows) if cut.epoch_end in ("short", "pad") else (stop - live) // rows
+        _, _, stop = cut.epochs.span(live)
+        if stop is None or stop > end:
+            stop = end
+        steps, left = divmod(stop - live, rows)
+        steps += has_short_steps and left > 0
         yield live, min(stop, live + steps * rows), steps
         live = stop
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from batchwright.base.words import counted
+from batchwright.base.words import counted, listed
 from batchwright.cli.output import number, printable, table
 from batchwright.order.plan_text import MANY_EPOCHS
 
@@ -23,7 +23,7 @@ _STRETCHES_SHOWN = 16
 def render(plan: Plan, summary: PlanSummary) -> str:
     parts = [_head(plan, summary), _sources(plan, summary)]
     if _has_documents(plan):
-        parts.append(_documents(plan, summary))
+        parts.append("\n".join(_documents(plan, summary)))
     if len(summary.stretches) > 1:
         parts.append(_stretches(plan, summary))
     if summary.caps:
@@ -45,11 +45,12 @@ def _has_documents(plan: Plan) -> bool:
 
 
 def _head(plan: Plan, summary: PlanSummary) -> str:
-    most = "at most" if _has_documents(plan) else "each"
-    shuffle = plan.shuffle
+    most, shuffle = "at most" if _has_documents(plan) else "each", plan.shuffle
     if plan.pool_rows is not None:
-        lanes = "" if plan.lanes is None else f" in {counted(plan.lanes[0], 'lane')}"
-        shuffle += f" (windows of {plan.pool_rows:,} rows{lanes})"
+        windows = f"windows of {plan.pool_rows:,} rows"
+        if plan.lanes is not None:
+            windows += f" in {counted(plan.lanes[0], 'lane')}"
+        shuffle += f" ({windows})"
     return (
         f"plan {summary.fingerprint}\n"
         f"  rows    {plan.row_tokens:,} tokens {most}, shuffle {shuffle}, seed {plan.seed}\n"
@@ -94,39 +95,43 @@ def _run_rows(plan: Plan, summary: PlanSummary, rows: int) -> str:
 
 def _sources(plan: Plan, summary: PlanSummary) -> str:
     both = _tells_both(plan, summary)
-    columns: dict[str, list[str]] = {"source": [], "split": []}
-
-    def add(name: str, cell: str) -> None:
-        columns.setdefault(name, []).append(cell)
-
-    for source in summary.sources:
-        add("source", printable(source.name))
-        add("split", source.split)
-        add(f"asked ({plan.by})" if both else "asked", f"{100 * source.asked_share:.2f} %")
-        add("effective (rows)" if both else "effective", f"{100 * source.effective_share:.3f} %")
-        if both:
-            add("effective (tokens)", f"{100 * source.effective_token_share:.3f} %")
-        add("tokens in rows" if _has_documents(plan) else "tokens in store", f"{source.num_tokens:,}")
-        add("tokens read", number(source.tokens_read, "no end"))
-        add("epochs", "" if source.epochs is None else f"{source.epochs:.2f}")
-        add("once by step", number(source.first_epoch_ends_at_step))
-        add("", f"over {MANY_EPOCHS} epochs" if source.is_read_often else "")
-    for optional in ("once by step", ""):
-        if not any(columns[optional]):
-            del columns[optional]
-    return table(list(columns), zip(*columns.values(), strict=True), left=["source", "split", ""])
+    rows = [_cells(plan, source, both=both) for source in summary.sources]
+    return table(rows, left=["source", "split", ""], optional=["once by step", ""])
 
 
-def _documents(plan: Plan, summary: PlanSummary) -> str:
+def _cells(plan: Plan, source: SourceSummary, *, both: bool) -> dict[str, str]:
+    cells = {"source": printable(source.name), "split": source.split}
+    asked, effective = f"{100 * source.asked_share:.2f} %", f"{100 * source.effective_share:.3f} %"
+    if both:
+        cells |= {f"asked ({plan.by})": asked, "effective (rows)": effective}
+        cells["effective (tokens)"] = f"{100 * source.effective_token_share:.3f} %"
+    else:
+        cells |= {"asked": asked, "effective": effective}
+    in_all = "tokens in rows" if _has_documents(plan) else "tokens in store"
+    return cells | {
+        in_all: number(source.num_tokens),
+        "tokens read": number(source.tokens_read, "no end"),
+        "epochs": _epochs(source),
+        "once by step": number(source.first_epoch_ends_at_step),
+        "": f"over {MANY_EPOCHS} epochs" * source.is_read_often,
+    }
+
+
+def _epochs(source: SourceSummary) -> str:
+    if source.epochs is None:
+        return ""
+    return f"{source.epochs:.2f}"
+
+
+def _documents(plan: Plan, summary: PlanSummary) -> Iterator[str]:
     by_name = {source.name: source for source in summary.sources}
-    lines = ["rows of whole documents"]
+    yield "rows of whole documents"
     for source in plan.all_sources:
         if source.rows:
-            lines += _documents_of(source, by_name[source.name])
-    return "\n".join(lines)
+            yield from _documents_of(source, by_name[source.name])
 
 
-def _documents_of(of: PlanSource, source: SourceSummary) -> list[str]:
+def _documents_of(of: PlanSource, source: SourceSummary) -> Iterator[str]:
     """The rows of a source, and its documents that are cut or left out."""
     rows, documents = dict(of.rows), source.documents
     noun, how = "row", "a document each"
@@ -139,18 +144,17 @@ def _documents_of(of: PlanSource, source: SourceSummary) -> list[str]:
     if "loss" in rows:
         line += f", loss on {rows['loss']}"
     if documents is None:
-        return [line]
+        yield line
+        return
     if documents.learned_share is not None:
         line += f" ({100 * documents.learned_share:.1f} % of the tokens)"
-    total = documents.num_documents
+    yield line
     over = f"over {rows['row_tokens']:,} tokens"
     reasons = {"over length": over, "empty mask": "nothing to learn"}
-    lines = [line]
     for reason, count in documents.left_out.items():
-        lines.append(f"    left out: {_of_all(count, total)}: {reasons.get(reason, reason)}")
+        yield f"    left out: {_of_all(count, documents.num_documents)}: {reasons.get(reason, reason)}"
     if documents.num_cut:
-        lines.append(f"    cut ({rows['truncation']}): {_of_all(documents.num_cut, total)}: {over}")
-    return lines
+        yield f"    cut ({rows['truncation']}): {_of_all(documents.num_cut, documents.num_documents)}: {over}"
 
 
 def _of_all(count: int, total: int) -> str:
@@ -167,16 +171,15 @@ def _stretches(plan: Plan, summary: PlanSummary) -> str:
     shown = [stretch for stretch in summary.stretches if not stretch.is_inside_a_ramp]
     if len(shown) > _STRETCHES_SHOWN:
         shown = [*shown[: _STRETCHES_SHOWN // 2], *shown[-_STRETCHES_SHOWN // 2 :]]
-    header = ["from step", "position", "asked", "effective (rows)" if both else "effective"]
-    rows = [
-        [number(s.from_step), f"{s.from_position:,}", _shares_in_words(s.asked), _shares_in_words(s.effective)]
-        for s in shown
-    ]
-    if both:
-        header.append("effective (tokens)")
-        for row, stretch in zip(rows, shown, strict=True):
-            row.append(_shares_in_words(stretch.effective_tokens))
-    text = table(header, rows, left=header[2:])
+    rows = []
+    for stretch in shown:
+        row = {"from step": number(stretch.from_step), "position": number(stretch.from_position)}
+        row["asked"] = _shares_in_words(stretch.asked)
+        row["effective (rows)" if both else "effective"] = _shares_in_words(stretch.effective)
+        if both:
+            row["effective (tokens)"] = _shares_in_words(stretch.effective_tokens)
+        rows.append(row)
+    text = table(rows, left=list(rows[0])[2:])
     hidden = len(summary.stretches) - len(shown)
     if hidden:
         text += f"\nand {hidden:,} more in between: --json has them"
@@ -193,11 +196,7 @@ def _shares_in_words(shares: Mapping[str, float]) -> str:
     >>> _shares_in_words({"web": 0.75, "code": 0.25})
     'web 75.00 %, code 25.00 %'
     """
-    words = [f"{printable(name)} {100 * share:.2f} %" for name, share in shares.items()]
-    text = ", ".join(words[:_SOURCES_SHOWN])
-    if len(words) > _SOURCES_SHOWN:
-        text += f" and {len(words) - _SOURCES_SHOWN} more"
-    return text
+    return listed((f"{printable(name)} {100 * share:.2f} %" for name, share in shares.items()), _SOURCES_SHOWN)
 
 
 def _cap(cap: CapSummary) -> str:

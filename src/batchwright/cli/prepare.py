@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--accept-change", action="store_true", help=ACCEPT_CHANGE)
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> None:
     find_modules_here()  # first: it imports NumPy, where Ctrl-C must just end
     from batchwright.queue.config import load_config
     from batchwright.queue.provider_file import open_provider
@@ -56,7 +56,6 @@ def run(arguments: argparse.Namespace) -> int:
             error.where.setdefault("traceback", "".join(traceback.format_exception(error.__cause__)).rstrip())
         raise
     print(f"{queue}: {counted(num_files, 'file')} made")
-    return 0
 
 
 def find_modules_here() -> None:

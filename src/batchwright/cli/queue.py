@@ -12,14 +12,16 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from batchwright.base.errors import SpecError
 from batchwright.base.words import bytes_in_words, counted, listed
-from batchwright.cli.output import add_json, indented, print_json, printable
+from batchwright.cli.output import add_json, indented, limited, number, print_facts, print_json, printable
 
 if TYPE_CHECKING:
+    from batchwright.queue.purge import Purged
     from batchwright.queue.verify import Verified
 
 __all__ = ["EXAMPLES", "SUMMARY", "add_arguments", "run"]
@@ -39,14 +41,13 @@ _SHOWN = 10
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("what", metavar="WHAT", choices=("status", "purge", "verify"), help="status, verify or purge")
-    parser.add_argument("path", metavar="PATH", help="data/<dataset>, or the queue folder in it")
-    parser.add_argument("--split", metavar="NAME", help="of purge: remove only this split")
-    parser.add_argument("--force", action="store_true", help="of purge: also while a process uses the queue")
-    parser.add_argument(
-        "--quarantine", action="store_true", help="of verify: put damaged files aside, to be made again"
-    )
-    parser.add_argument("--all", action="store_true", help="of status and purge: list everything")
+    add = parser.add_argument
+    add("what", metavar="WHAT", choices=("status", "purge", "verify"), help="status, verify or purge")
+    add("path", metavar="PATH", help="data/<dataset>, or the queue folder in it")
+    add("--split", metavar="NAME", help="of purge: remove only this split")
+    add("--force", action="store_true", help="of purge: also while a process uses the queue")
+    add("--quarantine", action="store_true", help="of verify: put damaged files aside, to be made again")
+    add("--all", action="store_true", help="of status and purge: list everything")
     add_json(parser)
 
 
@@ -58,11 +59,11 @@ def run(arguments: argparse.Namespace) -> int:
                 parameter=name,
                 remedy=f"batchwright queue {of} {shlex.quote(arguments.path)}",
             )
+    if arguments.what == "verify":
+        return _verify(arguments)
     shown = sys.maxsize if arguments.all else _SHOWN
     if arguments.what == "status":
         return _status(arguments, shown)
-    if arguments.what == "verify":
-        return _verify(arguments)
     return _purge(arguments, shown)
 
 
@@ -73,34 +74,31 @@ def _status(arguments: argparse.Namespace, shown: int) -> int:
     from batchwright.queue.status import queue_status
 
     status = queue_status(arguments.path)
-    if arguments.json:
-        print_json(status)
-    else:
-        print("\n".join(_render(status, shown)))
+    print_facts(status, _render(status, shown), as_json=arguments.json)
     return 0
 
 
 def _render(status: dict[str, Any], shown: int) -> Iterator[str]:
-    first = [f"queue {status['queue']}", "has no meta.json"]
+    heading = f"queue {status['queue']}, has no meta.json"
     if status["stamp"] is not None:
-        first[1] = f"made from {status['stamp'][:16]}"
+        heading = f"queue {status['queue']}, made from {status['stamp'][:16]}"
     if status["reproducible"] is False:
-        first.append("not reproducible")
-    yield ", ".join(first)
+        heading += ", not reproducible"
+    yield heading
     for name, split in status["splits"].items():
-        yield from _render_split(name, split, shown)
+        yield from _render_split(printable(name), split, shown)
     for role in ("providers", "consumers"):
         if not status[role]:
             yield f"{role}  none"
             continue
         yield role
-        yield from _limited([f"  {_member(member)}" for member in status[role]], shown)
+        yield from limited(list(map(_member, status[role])), shown)
     for failure in status["died"]:
         yield f"died  {_seconds(failure['age_seconds'])} ago: {printable(failure['headline'])}"
         yield indented(failure["traceback"], "  | ")
     if status["quarantine"]:
         yield f"quarantine  {counted(len(status['quarantine']), 'file')}"
-        yield from _limited([f"  {_quarantined(one)}" for one in status["quarantine"]], shown)
+        yield from limited(list(map(_quarantined, status["quarantine"])), shown)
 
 
 def _quarantined(one: dict[str, Any]) -> str:
@@ -109,19 +107,16 @@ def _quarantined(one: dict[str, Any]) -> str:
 
 
 def _render_split(name: str, split: dict[str, Any], shown: int) -> Iterator[str]:
-    is_streamed = not split["is_kept"] or bool(split["next"])  # or it was, before val_batches was set
-    if is_streamed:
-        yield f"{printable(name)}  next {split['next']}, taken up to {split['taken']}"
-    else:
-        yield f"{printable(name)}, kept"
-    if split["is_kept"] or split["kept"] is not None:
+    if split["is_kept"] and not split["next"]:
+        yield f"{name}, kept"
         yield f"  kept      {_kept(split)}"
-    if is_streamed:
+        yield from _damaged(split)
+    else:  # streamed, or it was before val_batches was set
+        yield f"{name}  next {split['next']}, taken up to {split['taken']}"
+        if split["is_kept"] or split["kept"] is not None:
+            yield f"  kept      {_kept(split)}"
         yield f"  ready     {_ready(split, shown)}"
-    for one in split["ready"]:
-        if one["damage"]:
-            yield f"            file {one['number']} is damaged: {printable(one['damage'])}"
-    if is_streamed:
+        yield from _damaged(split)
         yield f"  rate      {_rate(split)}"
     yield from _work(split)
     if split["wanted"]:
@@ -130,12 +125,16 @@ def _render_split(name: str, split: dict[str, Any], shown: int) -> Iterator[str]
         yield f"  rank      {one['rank']} of {one['world_size']}: recorded up to file {one['file']}, row {one['row']:,}"
 
 
+def _damaged(split: dict[str, Any]) -> Iterator[str]:
+    for one in split["ready"]:
+        if one["damage"]:
+            yield f"            file {one['number']} is damaged: {printable(one['damage'])}"
+
+
 def _work(split: dict[str, Any]) -> Iterator[str]:
     """Files that are read, made, or were given back."""
     for one in split["claimed"]:
-        rows = "unknown"
-        if one["num_rows"] is not None:
-            rows = f"{one['num_rows']:,}"
+        rows = number(one["num_rows"], "unknown")
         yield (
             f"  claimed   file {one['number']} by {_by(one['by'])}: {one['recorded']:,} of {rows} rows recorded, "
             f"{one['handed']:,} handed over"
@@ -187,12 +186,6 @@ def _size(files: list[dict[str, Any]]) -> str:
     num_batches, num_rows = (sum(one[name] or 0 for one in files) for name in ("num_batches", "num_rows"))
     size = bytes_in_words(sum(one["num_bytes"] for one in files))
     return f"{counted(num_batches, 'batch', 'batches')}, {counted(num_rows, 'row')}, {size}"
-
-
-def _limited(lines: Sequence[str], shown: int) -> Iterator[str]:
-    yield from lines[:shown]
-    if len(lines) > shown:
-        yield f"  and {len(lines) - shown:,} more: --all lists them"
 
 
 def _by(member: dict[str, Any]) -> str:
@@ -254,25 +247,30 @@ def _verify(arguments: argparse.Namespace) -> int:
                 "num_files": found.num_files,
                 "num_bytes": found.num_bytes,
                 "num_gone": found.num_gone,
-                "damaged": [
-                    {"file": str(one.file), "what": one.what, "moved_to": one.moved_to} for one in found.damaged
-                ],
+                "damaged": [asdict(one) for one in found.damaged],
             }
         )
-        return int(bool(found.damaged))
+    elif found.damaged:
+        _print_damage(found, arguments)
+    else:
+        size = f"{counted(found.num_files, 'file')}, {bytes_in_words(found.num_bytes)}"
+        if found.num_gone:
+            size += f"; {found.num_gone:,} more were used up meanwhile"
+        print(f"{found.queue}: whole ({size})")
+    return int(bool(found.damaged))
+
+
+def _print_damage(found: Verified, arguments: argparse.Namespace) -> None:
     for one in found.damaged:
-        moved = f"; moved to {one.moved_to}" if one.moved_to else ""
-        print(f"{one.file}: {printable(one.what)}{moved}")
-    if found.damaged:
-        print(f"batchwright: {found.queue} is damaged: {counted(len(found.damaged), 'file')}", file=sys.stderr)
-        for label, remedy in zip(["  try", *[""] * 9], _remedies(found, arguments), strict=False):
-            print(label.ljust(13) + remedy, file=sys.stderr)
-        return 1
-    size = f"{counted(found.num_files, 'file')}, {bytes_in_words(found.num_bytes)}"
-    if found.num_gone:
-        size += f"; {found.num_gone:,} more were used up meanwhile"
-    print(f"{found.queue}: whole ({size})")
-    return 0
+        line = f"{one.file}: {printable(one.what)}"
+        if one.moved_to:
+            line += f"; moved to {one.moved_to}"
+        print(line)
+    print(f"batchwright: {found.queue} is damaged: {counted(len(found.damaged), 'file')}", file=sys.stderr)
+    label = "  try"
+    for remedy in _remedies(found, arguments):
+        print(label.ljust(13) + remedy, file=sys.stderr)
+        label = ""
 
 
 def _remedies(found: Verified, arguments: argparse.Namespace) -> Iterator[str]:
@@ -293,16 +291,15 @@ def _purge(arguments: argparse.Namespace, shown: int) -> int:
     from batchwright.queue.purge import purge
 
     done = purge(arguments.path, arguments.split, force=arguments.force)
-    if arguments.json:
-        print_json({"queue": str(done.queue), "num_bytes": done.num_bytes, "removed": done.removed, "left": done.left})
-        return 0
-    what = f"{counted(len(done.removed), 'file')}, {bytes_in_words(done.num_bytes)}"
-    print("\n".join([f"removed {what} from {done.queue}", *_names(done.removed, shown)]))
-    if done.left:
-        print(f"left, because no queue writes such files: {counted(len(done.left), 'file')}")
-        print("\n".join(_names(done.left, shown)))
+    facts = {"queue": str(done.queue), "num_bytes": done.num_bytes, "removed": done.removed, "left": done.left}
+    print_facts(facts, _purged(done, shown), as_json=arguments.json)
     return 0
 
 
-def _names(names: Sequence[str], shown: int) -> Iterator[str]:
-    return _limited([f"  {printable(name)}" for name in names], shown)
+def _purged(done: Purged, shown: int) -> Iterator[str]:
+    size = f"{counted(len(done.removed), 'file')}, {bytes_in_words(done.num_bytes)}"
+    yield f"removed {size} from {done.queue}"
+    yield from limited(list(map(printable, done.removed)), shown)
+    if done.left:
+        yield f"left, because no queue writes such files: {counted(len(done.left), 'file')}"
+        yield from limited(list(map(printable, done.left)), shown)

@@ -12,11 +12,12 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from batchwright.base.errors import SpecError
 from batchwright.base.words import bytes_in_words, counted, truncated
-from batchwright.cli.output import add_json, print_json, printable
+from batchwright.cli.output import add_json, limited, print_facts, printable
 from batchwright.cli.values import whole_number
 
 __all__ = ["EXAMPLES", "SUMMARY", "add_arguments", "run"]
@@ -36,13 +37,12 @@ _MAX_LEASES = 5
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("what", metavar="WHAT", choices=("status", "show"), help="status, or show")
-    parser.add_argument("folder", metavar="FOLDER", help="a rollout log")
-    parser.add_argument("ordinal", metavar="ORDINAL", nargs="?", type=whole_number, help="of show: the prompt")
-    parser.add_argument(
-        "--position", type=whole_number, metavar="ROWS", help="of status: a checkpoint's; of show: a row's"
-    )
-    parser.add_argument("--all", action="store_true", help="of status: list all leases")
+    add = parser.add_argument
+    add("what", metavar="WHAT", choices=("status", "show"), help="status, or show")
+    add("folder", metavar="FOLDER", help="a rollout log")
+    add("ordinal", metavar="ORDINAL", nargs="?", type=whole_number, help="of show: the prompt")
+    add("--position", type=whole_number, metavar="ROWS", help="of status: a checkpoint's; of show: a row's")
+    add("--all", action="store_true", help="of status: list all leases")
     add_json(parser)
 
 
@@ -59,15 +59,12 @@ def _show(arguments: argparse.Namespace) -> int:
     if (ordinal is None) == (position is None):
         remedy = f"batchwright rollouts show {folder} 17, or --position"
         raise SpecError("which prompt?", parameter="ORDINAL", remedy=remedy)
-    facts: dict[str, Any] = {}
+    place: dict[str, Any] = {}
     if position is not None:
         ordinal, response = ordinal_at(folder, position)
-        facts = {"position": position, "response": response}
-    facts = {"folder": folder, **history(folder, ordinal), **facts}
-    if arguments.json:
-        print_json(facts)
-    else:
-        print("\n".join(_history_lines(facts)))
+        place = {"position": position, "response": response}
+    facts = {"folder": folder, **history(folder, ordinal), **place}
+    print_facts(facts, _history_lines(facts), as_json=arguments.json)
     return 0
 
 
@@ -78,51 +75,53 @@ def _status(arguments: argparse.Namespace) -> int:
         remedy = f"batchwright rollouts show {arguments.folder} {arguments.ordinal}"
         raise SpecError("status is of all prompts", parameter="ORDINAL", remedy=remedy)
     facts = {"folder": arguments.folder, **status(arguments.folder, arguments.position)}
-    if arguments.json:
-        print_json(facts)
-    else:
-        print("\n".join(_status_lines(facts, len(facts["in_flight"]) if arguments.all else _MAX_LEASES)))
+    max_leases = _MAX_LEASES
+    if arguments.all:
+        max_leases = len(facts["in_flight"])
+    print_facts(facts, _status_lines(facts, max_leases), as_json=arguments.json)
     return int(bool(facts["lost"] or facts["used_twice"] or facts.get("checkpoint", {}).get("missing")))
 
 
-def _status_lines(facts: dict[str, Any], max_leases: int) -> list[str]:
-    prompts, in_flight = facts["prompts"], facts["in_flight"]
-    epochs, total = "endless epochs", ""
-    if prompts["epochs"] is not None:
-        epochs, total = counted(prompts["epochs"], "epoch"), f" of {prompts['epochs'] * prompts['num_prompts']:,}"
-    repeated = f", each used {prompts['samples_per_insert']} times" if prompts["samples_per_insert"] > 1 else ""
-    lines = [
-        f"rollouts {facts['folder']}",
-        f"  prompts    {prompts['num_prompts']:,} ({prompts['fingerprint'][:16]}), {epochs}, "
-        f"groups of {prompts['group_size']}{repeated}",
-        f"  issued     {facts['cursor']:,}{total}{': over' if facts['is_over'] else ''}",
-        f"  in flight  {len(in_flight):,}",
-        *(f"    {_lease(lease)}" for lease in in_flight[:max_leases]),
-    ]
-    if len(in_flight) > max_leases:
-        lines.append(f"    and {len(in_flight) - max_leases:,} more: --all lists them")
-    lines += [
-        f"  again      {_ordinals(facts['again'])}",
-        f"  waiting    {facts['waiting']:,} answered, and not taken",
-        f"  taken      {facts['taken']:,}",
-        f"  dropped    {_ordinals(list(facts['dropped']))}",
-        f"  stale      {counted(facts['stale'], 'answer')}",
-        f"  late       {counted(facts['late'], 'answer')}",
-    ]
+def _status_lines(facts: dict[str, Any], max_leases: int) -> Iterator[str]:
+    leases = facts["in_flight"]
+    yield f"rollouts {facts['folder']}"
+    yield from _prompt_lines(facts)
+    yield f"  in flight  {len(leases):,}"
+    yield from limited(list(map(_lease, leases)), max_leases, margin="    ")
+    yield f"  again      {_ordinals(facts['again'])}"
+    yield f"  waiting    {facts['waiting']:,} answered, and not taken"
+    yield f"  taken      {facts['taken']:,}"
+    yield f"  dropped    {_ordinals(list(facts['dropped']))}"
+    yield f"  stale      {counted(facts['stale'], 'answer')}"
+    yield f"  late       {counted(facts['late'], 'answer')}"
     if "checkpoint" in facts:
-        lines += _checkpoint_lines(facts["checkpoint"])
-    return [*lines, f"  lost       {_ordinals(facts['lost'])}", f"  used twice {_ordinals(facts['used_twice'])}"]
+        yield from _checkpoint_lines(facts["checkpoint"])
+    yield f"  lost       {_ordinals(facts['lost'])}"
+    yield f"  used twice {_ordinals(facts['used_twice'])}"
 
 
-def _checkpoint_lines(checkpoint: dict[str, Any]) -> list[str]:
-    lines = [
+def _prompt_lines(facts: dict[str, Any]) -> Iterator[str]:
+    prompts = facts["prompts"]
+    epochs, issued = "endless epochs", f"{facts['cursor']:,}"
+    if prompts["epochs"] is not None:
+        epochs = counted(prompts["epochs"], "epoch")
+        issued += f" of {prompts['epochs'] * prompts['num_prompts']:,}"
+    if facts["is_over"]:
+        issued += ": over"
+    groups = f"groups of {prompts['group_size']}"
+    if prompts["samples_per_insert"] > 1:
+        groups += f", each used {prompts['samples_per_insert']} times"
+    yield f"  prompts    {prompts['num_prompts']:,} ({prompts['fingerprint'][:16]}), {epochs}, {groups}"
+    yield f"  issued     {issued}"
+
+
+def _checkpoint_lines(checkpoint: dict[str, Any]) -> Iterator[str]:
+    yield (
         f"  checkpoint at row {checkpoint['position']:,}: {counted(checkpoint['groups_used'], 'group')} used; "
         f"{checkpoint['groups_to_come']:,} more were taken after it, and come again in the same order"
-    ]
+    )
     if checkpoint["missing"]:
-        missing = counted(checkpoint["missing"], "use")
-        lines.append(f"  missing    {missing} of the checkpoint: this log has no such groups")
-    return lines
+        yield f"  missing    {counted(checkpoint['missing'], 'use')} of the checkpoint: this log has no such groups"
 
 
 def _lease(lease: dict[str, Any]) -> str:
@@ -138,35 +137,39 @@ def _lease(lease: dict[str, Any]) -> str:
 def _ordinals(ordinals: list[int], shown: int = 10) -> str:
     if not ordinals:
         return "0"
-    more = ", ..." if len(ordinals) > shown else ""
-    return f"{len(ordinals):,} ({', '.join(map(str, ordinals[:shown]))}{more})"
+    words = list(map(str, ordinals[:shown]))
+    if len(ordinals) > shown:
+        words.append("...")
+    return f"{len(ordinals):,} ({', '.join(words)})"
 
 
-def _history_lines(facts: dict[str, Any]) -> list[str]:
+def _history_lines(facts: dict[str, Any]) -> Iterator[str]:
     answer = facts["answer"] or {}
-    lines = [f"prompt {facts['ordinal']}: row {facts['row']:,} in epoch {facts['epoch']}"]
+    yield f"prompt {facts['ordinal']}: row {facts['row']:,} in epoch {facts['epoch']}"
     if "damaged" in answer:
-        lines.append(f"  {answer['damaged']}")
+        yield f"  {answer['damaged']}"
     if "prompt" in answer:
-        lines.append(f"  {_shortened(answer['prompt'])}")
+        yield f"  {_shortened(answer['prompt'])}"
     pairs = zip(answer.get("responses", ()), answer.get("rewards", ()), strict=True)
     for number, (response, reward) in enumerate(pairs):
-        mark = f"    at position {facts['position']:,}" if facts.get("response") == number else ""
-        lines.append(f"  {number:>3}  {reward:>8.4g}  {_shortened(response)}{mark}")
-    return [*lines, *map(_event_line, facts["events"])]
+        line = f"  {number:>3}  {reward:>8.4g}  {_shortened(response)}"
+        if facts.get("response") == number:
+            line += f"    at position {facts['position']:,}"
+        yield line
+    yield from map(_event_line, facts["events"])
 
 
 def _event_line(event: dict[str, Any]) -> str:
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event["at"]))
     facts = {name: value for name, value in event.items() if name not in ("record", "at", "event")}
     said = ", ".join(_in_words(name, value) for name, value in facts.items() if value not in (None, ""))
-    line = f"  {when}  {event['event']}"
-    return f"{line}: {printable(said)}" if said else line
+    return f"  {when}  {event['event']}: {printable(said)}".removesuffix(": ")
 
 
 def _shortened(value: Any) -> str:
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return truncated(printable(text))
+    if not isinstance(value, str):
+        value = json.dumps(value, ensure_ascii=False)
+    return truncated(printable(value))
 
 
 def _in_words(name: str, value: Any) -> str:

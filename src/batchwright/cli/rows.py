@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from batchwright.base.errors import SpecError
 from batchwright.base.words import bytes_in_words, counted
-from batchwright.cli.output import print_json, printable
+from batchwright.cli.output import print_facts, print_json, printable
 from batchwright.cli.plan_settings import settings_given
 
 if TYPE_CHECKING:
@@ -27,21 +28,18 @@ def is_buffer(path: str) -> bool:
     return os.path.isfile(os.path.join(path, POINTER))  # False also for what cannot be a path
 
 
-def describe_buffer(path: str, *, version: str | None, as_json: bool) -> int:
+def describe_buffer(path: str, *, version: str | None, as_json: bool) -> None:
     from batchwright.buffer.buffer import DatasetBuffer
 
     with DatasetBuffer(path=path, read_only=True) as buffer:
-        rows = buffer if version is None else _version(buffer, version)
-        facts = {"buffer": path, **_facts(path, buffer, rows)}
-    if as_json:
-        print_json(facts)
-    else:
-        print(_render(facts, version))
-    return 0
+        facts = {"buffer": path, **_facts(path, buffer, _version(buffer, version))}
+    print_facts(facts, _lines(facts, version), as_json=as_json)
 
 
-def _version(buffer: DatasetBuffer, name: str) -> Reads:
-    """A version by its name, or by its number where none has such a name."""
+def _version(buffer: DatasetBuffer, name: str | None) -> Reads:
+    """A version by its name, or by its number where none has such a name; by default, what the buffer has now."""
+    if name is None:
+        return buffer
     if name.isdecimal() and name not in [version.name for version in buffer.versions()]:
         return buffer.at(int(name))
     return buffer.at(name)
@@ -80,28 +78,28 @@ def _size_of(file: Path) -> int:
         return 0
 
 
-def _render(facts: dict[str, Any], version: str | None) -> str:
+def _lines(facts: dict[str, Any], version: str | None) -> Iterator[str]:
     heading = f"buffer {facts['buffer']}"
     if version is not None:
         heading += f" at version {printable(version)!r}"
-    lines = [
-        f"{heading} ({facts['fingerprint'][:16]})",
-        f"  rows       {facts['num_rows']:,}, after {counted(facts['number'], 'change')}",
-    ]
+    yield f"{heading} ({facts['fingerprint'][:16]})"
+    yield f"  rows       {facts['num_rows']:,}, after {counted(facts['number'], 'change')}"
     for column in facts["columns"]:
-        optional = "" if column["required"] else ", optional"
-        lines.append(f"  column     {printable(column['name'])}  {column['type']}{optional}")
-    named = [origin for origin in facts["origins"][:_ORIGINS_SHOWN] if origin["name"] is not None]
-    lines += [f"  origin     {counted(o['num_rows'], 'row')} from {printable(o['name'])!r}" for o in named]
-    lines.append(f"  settings   {_settings_in_words(**facts['settings'])}")
+        line = f"  column     {printable(column['name'])}  {column['type']}"
+        if not column["required"]:
+            line += ", optional"
+        yield line
+    for origin in facts["origins"][:_ORIGINS_SHOWN]:
+        if origin["name"] is not None:
+            yield f"  origin     {counted(origin['num_rows'], 'row')} from {printable(origin['name'])!r}"
+    yield f"  settings   {_settings_in_words(**facts['settings'])}"
     for kept in facts["versions"]:
         after = f"after change {kept['number']:,}, {kept['time'][:19]}"
-        lines.append(f"  version    {kept['name']}: {counted(kept['num_rows'], 'row')}, {after}")
-    blocks = f"{counted(facts['num_block_files'], 'file')}, {bytes_in_words(facts['block_bytes'])}"
-    lines += [f"  journal    {bytes_in_words(facts['journal_bytes'])}", f"  blocks     {blocks}"]
+        yield f"  version    {kept['name']}: {counted(kept['num_rows'], 'row')}, {after}"
+    yield f"  journal    {bytes_in_words(facts['journal_bytes'])}"
+    yield f"  blocks     {counted(facts['num_block_files'], 'file')}, {bytes_in_words(facts['block_bytes'])}"
     if len(facts["origins"]) > _ORIGINS_SHOWN:
-        lines.append(f"  and {len(facts['origins']) - _ORIGINS_SHOWN:,} more origins: --json has all")
-    return "\n".join(lines)
+        yield f"  and {len(facts['origins']) - _ORIGINS_SHOWN:,} more origins: --json has all"
 
 
 def _settings_in_words(max_size: int | None, drop_strategy: str, seed: int) -> str:
@@ -110,14 +108,14 @@ def _settings_in_words(max_size: int | None, drop_strategy: str, seed: int) -> s
     return f"at most {max_size:,}, dropping by {printable(drop_strategy)}, seed {seed}"
 
 
-def look_at_rows(arguments: argparse.Namespace) -> int:
+def look_at_rows(arguments: argparse.Namespace) -> None:
     """Some rows, with what they hold. Of `batchwright look`, --document, --count, --chars and --json apply."""
     _refuse_others(arguments)
     rows, places = _rows_to_show(arguments)
     if arguments.json:
         found = [{**place, "values": row} for place, row in zip(places, rows, strict=True)]
         print_json({"buffer": arguments.store, "rows": found})
-        return 0
+        return
     for place, row in zip(places, rows, strict=True):
         came = f"id {place['id']:,}"
         if place["origin"] is not None:
@@ -125,7 +123,6 @@ def look_at_rows(arguments: argparse.Namespace) -> int:
         print(f"row {place['row']:,} ({came})")
         for name, value in row.items():
             print(f"  {printable(name)}  {_value(value, arguments.chars)}")
-    return 0
 
 
 def _rows_to_show(arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -135,14 +132,14 @@ def _rows_to_show(arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], 
     from batchwright.buffer.buffer import DatasetBuffer
 
     with DatasetBuffer(path=arguments.store, read_only=True) as buffer:
-        begin, count = arguments.document or 0, 3 if arguments.count is None else arguments.count
+        begin, count = arguments.document or 0, arguments.count or 3
         index = np.arange(begin, max(begin, min(begin + count, len(buffer))))
         if begin and not len(index):
             buffer.get_batch([begin])  # says which rows there are
         origins = buffer.provenance(index).to_pylist()
         places = [
-            {"row": int(number), "id": came["id"], "origin": came["origin"]}
-            for number, came in zip(index, origins, strict=True)
+            {"row": number, "id": came["id"], "origin": came["origin"]}
+            for number, came in zip(index.tolist(), origins, strict=True)
         ]
         return buffer.__getitems__(index.tolist()), places
 
@@ -166,8 +163,10 @@ def _value(value: Any, most_characters: int) -> str:
     """A value in one line; an array as its type and its first numbers."""
     text = repr(value)
     if hasattr(value, "dtype") and value.shape:
-        numbers = [f"{number:.4g}" for number in value.ravel()[:8]]
-        text = " ".join([f"{value.dtype}{list(value.shape)} ", *numbers, *(["..."] * (value.size > 8))])
+        words = [f"{value.dtype}{list(value.shape)} ", *(f"{number:.4g}" for number in value.ravel()[:8])]
+        if value.size > 8:
+            words.append("...")
+        text = " ".join(words)
     if most_characters and len(text) > most_characters:
         text = text[:most_characters] + "..."
     return printable(text)

@@ -59,13 +59,18 @@ def run(arguments: argparse.Namespace) -> int:
     config = load_config(arguments.config, arguments.settings)
     trainer = trainer_of(config)
     given = [arguments.config, *arguments.settings]
+    to_provider = list(given)
+    if arguments.accept_change:
+        to_provider.append("--accept-change")
     together = _Together(Path(config.data_dir) / "queue")
     with together.listening():
         try:
             for number in range(1, arguments.providers + 1):
-                together.start_provider(number, [*given, *(["--accept-change"] if arguments.accept_change else [])])
+                together.start_provider(number, to_provider)
             code = together.wait_for_first()
-            return together.train(trainer, given) if code is None else code
+            if code is None:
+                code = together.train(trainer, given)
+            return code
         finally:
             together.stop_providers()
 
@@ -183,24 +188,34 @@ class _Together:
     def _over(self, provider: _Provider) -> None:
         provider.is_over = True
         provider.pump.join(timeout=1)  # its last words first
-        if not provider.is_asked:
-            left = sum(not other.is_over for other in self.providers)
-            others = f"{left} others go on" if left > 1 else "another goes on" if left else "none is left"
-            code = provider.process.returncode
-            how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-            _say(f"provider {provider.number} (pid {provider.process.pid}) ended: {how}; {others}")
+        if provider.is_asked:
+            return
+        others, how = "none is left", f"exit code {provider.process.returncode}"
+        left = sum(not other.is_over for other in self.providers)
+        if left == 1:
+            others = "another goes on"
+        elif left:
+            others = f"{left} others go on"
+        if provider.process.returncode < 0:
+            how = f"killed by {signal.Signals(-provider.process.returncode).name}"
+        _say(f"provider {provider.number} (pid {provider.process.pid}) ended: {how}; {others}")
 
     def _signalled(self, number: signal.Signals) -> None:
         """The first one asks all to stop, a second one ends them. (Ctrl-C reaches the trainer from the terminal.)"""
         self.num_signals += 1
-        is_last = self.num_signals > 1
-        if self.trainer is not None and (is_last or number is not signal.SIGINT):
-            self.trainer.send_signal(signal.SIGKILL if is_last else number)
+        if self.num_signals > 1:
+            if self.trainer is not None:
+                self.trainer.kill()
+            self._kill_providers()
+            return
+        if self.trainer is not None and number is not signal.SIGINT:
+            self.trainer.send_signal(number)
         for provider in self.providers:
-            if is_last:
-                provider.kill()
-            else:
-                provider.ask_to_stop()
+            provider.ask_to_stop()
+
+    def _kill_providers(self) -> None:
+        for provider in self.providers:
+            provider.kill()
 
     def stop_providers(self) -> None:
         """Ask all providers to stop, wait for them, and end those that do not."""
@@ -208,15 +223,13 @@ class _Together:
             provider.ask_to_stop()
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while not all(provider.is_over for provider in self.providers):
-            try:
+            event = None
+            with contextlib.suppress(queue.Empty):
                 event = self.events.get(timeout=max(deadline - time.monotonic(), 0.01))
-            except queue.Empty:
-                event = None
             if isinstance(event, _Provider):
                 self._over(event)
             elif event is None or isinstance(event, signal.Signals):
-                for provider in self.providers:
-                    provider.kill()
+                self._kill_providers()
                 deadline = time.monotonic() + _PATIENCE_SECONDS
 
 
@@ -229,7 +242,9 @@ def _pump(lines: IO[str], prefix: str) -> None:
 
 
 def _code_of(process: subprocess.Popen[Any]) -> int:
-    return 128 - process.returncode if process.returncode < 0 else process.returncode
+    if process.returncode < 0:
+        return 128 - process.returncode
+    return int(process.returncode)
 
 
 def _say(text: str) -> None:

@@ -10,11 +10,13 @@ run code when it is read: --allow-pickle is for files that you made.
 from __future__ import annotations
 
 import argparse
+import string
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from batchwright.base.errors import SourceError, SpecError
 from batchwright.base.words import bytes_in_words, counted
-from batchwright.cli.output import add_json, number, print_json, printable, table
+from batchwright.cli.output import add_json, number, print_facts, printable, table
 
 if TYPE_CHECKING:
     from batchwright.columns.shard import Schema
@@ -62,14 +64,15 @@ def _names(text: str) -> list[str]:
 
 def run(arguments: argparse.Namespace) -> int:
     _check_usage(arguments)
-    return _convert(arguments) if arguments.what == "convert" else _info(arguments)
+    if arguments.what == "convert":
+        return _convert(arguments)
+    return _info(arguments)
 
 
 def _check_usage(arguments: argparse.Namespace) -> None:
     if arguments.what == "info":
-        of_convert = {"OUT": arguments.out, "--to": arguments.to, "--force": arguments.force or None}
-        for name, given in of_convert.items():
-            if given is not None:
+        for name, given in {"OUT": arguments.out, "--to": arguments.to, "--force": arguments.force}.items():
+            if given not in (None, False):
                 raise SpecError(f"{name} is of convert", parameter=name, remedy="batchwright shards convert DIR OUT")
         return
     if arguments.out is None:
@@ -87,12 +90,9 @@ def _info(arguments: argparse.Namespace) -> int:
 
     found = shards_in(arguments.directory, arguments.range, parameter="--range")
     shards = [_facts(shard.number, shard.path, arguments) for shard in found]
-    faults = [shard for shard in shards if shard["fault"]]
-    if arguments.json:
-        print_json({"directory": arguments.directory, "shards": shards})
-    else:
-        print(_render(arguments.directory, shards))
-    return int(bool(faults))
+    facts = {"directory": arguments.directory, "shards": shards}
+    print_facts(facts, _lines(arguments.directory, shards), as_json=arguments.json)
+    return int(any(shard["fault"] for shard in shards))
 
 
 def _facts(number: int, path: str, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -129,24 +129,29 @@ def _plain(schema: Schema) -> dict[str, dict[str, Any]]:
     return {name: {"dtype": str(column.dtype), "shape": list(column.shape)} for name, column in schema.items()}
 
 
-def _render(directory: str, shards: list[dict[str, Any]]) -> str:
+def _lines(directory: str, shards: list[dict[str, Any]]) -> Iterator[str]:
     """A table in which a letter stands for columns, then the columns of each letter, then faults."""
-    letters: dict[str, str] = {}
-    rows = []
-    for shard in shards:
-        count = number(shard["rows"], "-")
-        columns = _columns_cell(shard, letters)
-        rows.append([shard["number"], printable(shard["file"]), count, f"{shard['bytes']:,}", columns])
     size = bytes_in_words(sum(shard["bytes"] for shard in shards))
-    lines = [
-        f"shards {directory}: {counted(len(shards), 'shard')}, {_total(shards)}, {size}",
-        table(["number", "file", "rows", "bytes", "columns"], rows, left=["file", "columns"]),
-        *(f"{letter}: {printable(words)}" for words, letter in letters.items()),
-    ]
+    yield f"shards {directory}: {counted(len(shards), 'shard')}, {_total(shards)}, {size}"
+    letters: dict[str, str] = {}
+    yield table([_cells(shard, letters) for shard in shards], left=["file", "columns"])
+    for words, letter in letters.items():
+        yield f"{letter}: {printable(words)}"
     if len(letters) > 1:
-        lines.append("note: not all shards have the same columns: they cannot be read together without columns=")
-    lines += [printable(shard["fault"]) for shard in shards if shard["fault"]]
-    return "\n".join(lines)
+        yield "note: not all shards have the same columns: they cannot be read together without columns="
+    for shard in shards:
+        if shard["fault"]:
+            yield printable(shard["fault"])
+
+
+def _cells(shard: dict[str, Any], letters: dict[str, str]) -> dict[str, Any]:
+    return {
+        "number": shard["number"],
+        "file": printable(shard["file"]),
+        "rows": number(shard["rows"], "-"),
+        "bytes": number(shard["bytes"]),
+        "columns": _columns_cell(shard, letters),
+    }
 
 
 def _columns_cell(shard: dict[str, Any], letters: dict[str, str]) -> str:
@@ -176,7 +181,8 @@ def _letter(number: int) -> str:
     >>> _letter(0), _letter(25), _letter(26)
     ('A', 'Z', 'A1')
     """
-    return chr(ord("A") + number % 26) + (str(number // 26) if number >= 26 else "")
+    round_, place = divmod(number, 26)
+    return f"{string.ascii_uppercase[place]}{round_ or ''}"
 
 
 def _columns_in_words(columns: dict[str, dict[str, Any]]) -> str:
@@ -203,25 +209,12 @@ def _convert(arguments: argparse.Namespace) -> int:
         force=arguments.force,
         show_progress=not arguments.quiet,
     )
-    if arguments.json:
-        print_json(_converted_as_json(done))
-    else:
-        print(_converted_in_words(done))
+    facts = _converted_as_json(done)
+    print_facts(facts, _converted_in_words(done, facts), as_json=arguments.json)
     return 0
 
 
-def _sums(done: Conversion) -> tuple[int, int, int]:
-    """(rows, bytes before, bytes after)."""
-    shards = done.shards
-    return (
-        sum(shard.rows for shard in shards),
-        sum(shard.bytes_before for shard in shards),
-        sum(shard.bytes_after for shard in shards),
-    )
-
-
 def _converted_as_json(done: Conversion) -> dict[str, Any]:
-    rows, before, after = _sums(done)
     reading = None
     if done.speed is not None:
         reading = {
@@ -230,14 +223,15 @@ def _converted_as_json(done: Conversion) -> dict[str, Any]:
             "num_shards": done.speed.num_shards,
             "num_rows": done.speed.num_rows,
         }
+    sums = {
+        name: sum(getattr(shard, name) for shard in done.shards) for name in ("rows", "bytes_before", "bytes_after")
+    }
     names = ("number", "input", "output", "rows", "bytes_before", "bytes_after", "was_there")
     return {
         "directory": done.directory,
         "out": done.out,
         "to": done.to,
-        "rows": rows,
-        "bytes_before": before,
-        "bytes_after": after,
+        **sums,
         "seconds": done.seconds,
         "reading": reading,
         "shards": [
@@ -246,22 +240,23 @@ def _converted_as_json(done: Conversion) -> dict[str, Any]:
     }
 
 
-def _converted_in_words(done: Conversion) -> str:
-    rows, before, after = _sums(done)
-    headline = f"{done.out}: {counted(len(done.shards), 'shard')}, {counted(rows, 'row')} as {done.to} "
+def _converted_in_words(done: Conversion, facts: dict[str, Any]) -> Iterator[str]:
+    headline = f"{done.out}: {counted(len(done.shards), 'shard')}, {counted(facts['rows'], 'row')} as {done.to} "
     headline += f"in {done.seconds:,.1f} s"
     already = sum(shard.was_there for shard in done.shards)
     if already:
         headline += f"; {already:,} of them were there already"
-    lines = [headline, f"  bytes      {bytes_in_words(before)} before, {bytes_in_words(after)} after"]
+    yield headline
+    before, after = bytes_in_words(facts["bytes_before"]), bytes_in_words(facts["bytes_after"])
+    yield f"  bytes      {before} before, {after} after"
     if done.speed is not None:
-        lines.append(
+        yield (
             f"  reading    {done.speed.before:,.0f} rows/s before, {done.speed.after:,.0f} rows/s after "
             f"({counted(done.speed.num_shards, 'shard')}, {counted(done.speed.num_rows, 'row')}, "
             "all of it in the page cache)"
         )
-    kinds = {_columns_in_words(_plain(shard.schema)) for shard in done.shards}
-    lines += [f"  columns    {printable(words)}" for words in sorted(kinds)]
+    kinds = {_columns_in_words(shard["columns"]) for shard in facts["shards"]}
+    for words in sorted(kinds):
+        yield f"  columns    {printable(words)}"
     if len(kinds) > 1:
-        lines.append(f"  note       shards differ in their columns: see batchwright shards info {done.out}")
-    return "\n".join(lines)
+        yield f"  note       shards differ in their columns: see batchwright shards info {done.out}"

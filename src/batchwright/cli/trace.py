@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from batchwright.base.words import counted
 from batchwright.cli.output import add_json, lines_in_words, print_json, printable
-from batchwright.cli.values import whole_number
+from batchwright.cli.values import check_positive, whole_number
 
 if TYPE_CHECKING:
     from batchwright.batches.types import TraceRecord
@@ -32,66 +32,48 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("store", metavar="STORE")
-    parser.add_argument("plan", metavar="PLAN", help="fingerprint, plan file or state file")
+    add = parser.add_argument
+    add("store", metavar="STORE")
+    add("plan", metavar="PLAN", help="fingerprint, plan file or state file")
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--step", type=whole_number, metavar="N", help="all rows of this step")
     what.add_argument("--position", type=whole_number, metavar="N", help="the row at this position")
     what.add_argument("--file", metavar="F", help="every use of a raw file (its path, or the end of it)")
-    parser.add_argument("--row", type=whole_number, metavar="R", help="with --file: only this row of it, from 0")
-    parser.add_argument(
-        "--until", type=whole_number, metavar="N", help="with --file: look up to this position (one epoch)"
-    )
-    parser.add_argument("--batch-size", type=whole_number, metavar="ROWS", help="where the plan does not say it")
-    parser.add_argument(
+    add("--row", type=whole_number, metavar="R", help="with --file: only this row of it, from 0")
+    add("--until", type=whole_number, metavar="N", help="with --file: look up to this position (one epoch)")
+    add("--batch-size", type=whole_number, metavar="ROWS", help="where the plan does not say it")
+    add(
         "--world-size",
         type=whole_number,
         metavar="N",
         help="with --step: name the rank of each row, for this number of ranks",
     )
-    parser.add_argument("--sharding", metavar="NAME", help="with --world-size: as the run had it (contiguous)")
-    parser.add_argument("--chars", type=whole_number, default=60, metavar="N", help="characters of text shown (60)")
+    add("--sharding", metavar="NAME", help="with --world-size: as the run had it (contiguous)")
+    add("--chars", type=whole_number, default=60, metavar="N", help="characters of text shown (60)")
     add_json(parser)
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> None:
     from batchwright.audit.tracing import find, trace
-    from batchwright.base.checks import at_least
     from batchwright.base.errors import SpecError
 
     for name in ("row", "until"):
         if getattr(arguments, name) is not None and arguments.file is None:
             raise SpecError(f"--{name} belongs to --file", parameter=name)
-    for name in ("batch_size", "world_size"):
-        if getattr(arguments, name) is not None:
-            at_least(1, **{name: getattr(arguments, name)})
-    plan = arguments.plan
+    check_positive(arguments, "batch_size", "world_size")
     if arguments.file is not None:
-        uses = find(
-            arguments.store,
-            plan,
-            file=arguments.file,
-            row=arguments.row,
-            batch_size=arguments.batch_size,
-            until=arguments.until,
-        )
+        place = {name: getattr(arguments, name) for name in ("file", "row", "batch_size", "until")}
+        uses = find(arguments.store, arguments.plan, **place)
         return _show(uses, arguments, f"{counted(len(uses), 'use')} of {arguments.file}")
-    records = trace(
-        arguments.store,
-        plan,
-        step=arguments.step,
-        position=arguments.position,
-        batch_size=arguments.batch_size,
-        world_size=arguments.world_size,
-        sharding=arguments.sharding,
-    )
+    names = ("step", "position", "batch_size", "world_size", "sharding")
+    records = trace(arguments.store, arguments.plan, **{name: getattr(arguments, name) for name in names})
     return _show(records, arguments, None)
 
 
-def _show(records: Iterable[TraceRecord], arguments: argparse.Namespace, headline: str | None) -> int:
+def _show(records: Iterable[TraceRecord], arguments: argparse.Namespace, headline: str | None) -> None:
     if arguments.json:
         print_json({"store": arguments.store, "records": [asdict(record) for record in records]})
-        return 0
+        return
     if headline is not None:
         print(printable(headline))
     last = None
@@ -100,7 +82,6 @@ def _show(records: Iterable[TraceRecord], arguments: argparse.Namespace, headlin
             last = record.position
             print(place(record))
         print(f"  {_piece(record)}  {_excerpt(record.text, arguments.chars)}".rstrip())
-    return 0
 
 
 def place(record: TraceRecord) -> str:
@@ -122,5 +103,7 @@ def _piece(record: TraceRecord) -> str:
 def _excerpt(text: str | None, characters: int) -> str:
     if text is None or not characters:
         return ""
-    short = text[:characters]
-    return printable(repr(short)) + ("..." if len(text) > len(short) else "")
+    excerpt = printable(repr(text[:characters]))
+    if len(text) > characters:
+        excerpt += "..."
+    return excerpt

@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> None:
     from batchwright.baking.train import train_tokenizer
 
     names = "vocab_size out text format pattern min_frequency max_bytes seed on_error force"
@@ -68,4 +68,3 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         special = ", ".join(f"{token} ({number})" for token, number in tokenizer.special.items()) or "none"
         print(f"{arguments.out}: {tokenizer.vocab_size:,} ids, special tokens: {special}")
-    return 0

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
+from batchwright.base.checks import at_least
 from batchwright.base.errors import SpecError
 
 __all__ = [
     "WeightsFrom",
+    "check_positive",
     "epochs_of_sources",
+    "flag_of",
     "named_store",
+    "paths_by_name",
     "position_range",
     "ramp_to",
     "renames",
@@ -27,6 +31,9 @@ __all__ = [
 _MULTIPLES = {"k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
 
 T = TypeVar("T")
+
+Segment = tuple[int, Mapping[str, float]]
+"""A position, and the weights from there on."""
 
 
 def whole_number(text: str) -> int:
@@ -46,6 +53,22 @@ def whole_number(text: str) -> int:
     except (ValueError, OverflowError):
         pass
     raise argparse.ArgumentTypeError(f"{text!r} is not a whole number such as 2048, 10e9 or 10B")
+
+
+def check_positive(arguments: argparse.Namespace, *names: str) -> None:
+    """Refuse numbers below 1 among the options that were given."""
+    for name in names:
+        value = getattr(arguments, name)
+        if value is not None:
+            at_least(1, **{name: value})
+
+
+def flag_of(name: str) -> str:
+    """
+    >>> flag_of("chunk_size")
+    '--chunk-size'
+    """
+    return f"--{name.replace('_', '-')}"
 
 
 def _pairs(text: str, value_of: Callable[[str], T], example: str) -> dict[str, T]:
@@ -104,7 +127,9 @@ def epochs_of_sources(text: str) -> dict[str, int] | int:
     >>> epochs_of_sources("code=4,web=1"), epochs_of_sources("2")
     ({'code': 4, 'web': 1}, 2)
     """
-    return int(text) if text.isdecimal() else _pairs(text, _epochs, "code=4,web=1")
+    if text.isdecimal():
+        return int(text)
+    return _pairs(text, _epochs, "code=4,web=1")
 
 
 class WeightsFrom(NamedTuple):
@@ -113,6 +138,10 @@ class WeightsFrom(NamedTuple):
     first: int | None
     last: int | None
     weights: dict[str, float]
+
+    @property
+    def parameter(self) -> str:
+        return "weights" if self.last is None else "ramp"
 
 
 def weights_from(text: str) -> WeightsFrom:
@@ -153,42 +182,51 @@ def schedule_of(
     >>> len(steps), steps[0], steps[1], steps[-1]
     (65, (0, {'web': 1.0}), (100, {'web': 1.0, 'code': 0.0}), (730, {'web': 0.5, 'code': 0.5}))
     """
-    given, ramps = given or (), ramps or ()
-    if not ramps and not given:
+    entries = [*(given or ()), *(ramps or ())]
+    if not entries:
         return None
-    if not ramps and len(given) == 1 and given[0].first is None:
-        return given[0].weights
-    from batchwright.loaders.weights import ramp
-
-    segments: list[tuple[int, dict[str, float]]] = []
+    if len(entries) == 1 and entries[0].first is None:
+        return entries[0].weights
+    segments: list[Segment] = []
     end_of_ramp = 0
-    for first, entry in _in_order([*given, *ramps], at):
+    for first, entry in _in_order(entries, at):
         if first < end_of_ramp:
             raise SpecError(
                 f"weights from position {first:,} fall into the ramp that ends at {end_of_ramp:,}",
-                parameter="weights" if entry.last is None else "ramp",
+                parameter=entry.parameter,
                 remedy=f"position {end_of_ramp} or more",
             )
         if entry.last is None:
             segments.append((first, entry.weights))
-            continue
-        begin, end_of_ramp = segments[-1][1] if segments else before, entry.last
-        if begin is None:
-            raise SpecError(
-                f"the ramp from position {first:,} has no weights to begin with",
-                parameter="ramp",
-                remedy=f"--weights {'' if first else '0:'}NAME=W,... for what holds before",
-            )
-        if segments and segments[-1][0] == first:
-            segments.pop()  # the ramp begins with these
-        segments += ramp(begin, entry.weights, first=first, last=entry.last)
+        else:
+            end_of_ramp = entry.last
+            segments = _with_ramp(segments, before, first, end_of_ramp, entry.weights)
     return segments
+
+
+def _with_ramp(
+    segments: list[Segment], before: Mapping[str, float] | None, first: int, last: int, goal: Mapping[str, float]
+) -> list[Segment]:
+    """The segments, then a ramp that begins with the weights of the last segment."""
+    from batchwright.loaders.weights import ramp
+
+    if segments:
+        start, before = segments[-1]
+        if start == first:  # the ramp begins with these
+            segments = segments[:-1]
+    if before is None:
+        raise SpecError(
+            f"the ramp from position {first:,} has no weights to begin with",
+            parameter="ramp",
+            remedy=f"--weights {'' if first else '0:'}NAME=W,... for what holds before",
+        )
+    return [*segments, *ramp(before, goal, first=first, last=last)]
 
 
 def _in_order(entries: Sequence[WeightsFrom], at: int) -> list[tuple[int, WeightsFrom]]:
     """Entries by position. Those without one begin at `at`; a ramp comes after weights at the same position."""
     placed = [(at if entry.first is None else entry.first, entry) for entry in entries]
-    return sorted(placed, key=lambda pair: (pair[0], pair[1].last is not None))
+    return sorted(placed, key=lambda pair: (pair[0], pair[1].parameter == "ramp"))
 
 
 def step_range(text: str) -> tuple[int, int]:
@@ -222,4 +260,19 @@ def named_store(text: str) -> tuple[str, str] | None:
     (('web', 'data/web.store'), None, None)
     """
     match = re.fullmatch(r"([\w.-]+)=(.+)", text, re.DOTALL)
-    return None if match is None or Path(text).exists() else (match[1], match[2])
+    if match is None or os.path.exists(text):
+        return None
+    return match[1], match[2]
+
+
+def paths_by_name(given: Iterable[str], default: str | None = None) -> dict[str | None, list[str]]:
+    """Paths of one name together, in order.
+
+    >>> paths_by_name(["web=a.jsonl", "b.jsonl", "web=c.jsonl"])
+    {'web': ['a.jsonl', 'c.jsonl'], None: ['b.jsonl']}
+    """
+    named: dict[str | None, list[str]] = {}
+    for text in given:
+        name, path = named_store(text) or (default, text)
+        named.setdefault(name, []).append(path)
+    return named

@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from batchwright.base.errors import SpecError
-from batchwright.base.plugins import Registry
+from batchwright.base.plugins import Registry, by_value
 
 __all__ = ["Balanced", "Balancing", "Cost", "Imbalance", "balance", "balancing_of", "imbalance", "register_balancing"]
 
@@ -203,15 +203,7 @@ class Balancing:
         return self.name or str(self.cost)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        import cloudpickle  # by value, as functions travel to workers
-
-        return _unpacked, (self.cost, self.name, cloudpickle.dumps(self.divide))
-
-
-def _unpacked(cost: Cost, name: str, packed: bytes) -> Balancing:
-    import cloudpickle
-
-    return Balancing(cost, name, cloudpickle.loads(packed))
+        return by_value(Balancing, self.cost, self.name, function=self.divide)
 
 
 _balancings: Registry[Balancing] = Registry("balance", group="batchwright.balancing")

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from batchwright.base.errors import SpecError
 from batchwright.base.fingerprint import fingerprint
-from batchwright.base.plugins import Registry
+from batchwright.base.plugins import Registry, by_value
 from batchwright.base.words import shortened
 from batchwright.order.split import share as contiguous_share
 
@@ -131,19 +131,10 @@ class Sharding:
                 )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # By value, as functions travel to workers: a script can define its own strategy.
-        import cloudpickle
-
-        return _unpacked, (self.name, cloudpickle.dumps(self.strategy))
+        return by_value(Sharding, self.name, function=self.strategy)
 
     def __repr__(self) -> str:
         return f"Sharding({self.name!r})"
-
-
-def _unpacked(name: str, packed: bytes) -> Sharding:
-    import cloudpickle
-
-    return Sharding(name, cloudpickle.loads(packed))
 
 
 _shardings: Registry[Sharding] = Registry("sharding", group="batchwright.sharding")

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from batchwright.base.checks import at_least, one_of
 from batchwright.base.errors import SpecError
-from batchwright.base.plugins import Registry
+from batchwright.base.plugins import Registry, by_value
 from batchwright.base.words import shortened
 from batchwright.pool.symmetries import FACTORS, Symmetry
 
@@ -57,16 +57,7 @@ class Augmentation:
         at_least(1, factor=self.factor)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # By value, as functions travel to workers: a script can define its own augmentation.
-        import cloudpickle
-
-        return _unpacked, (self.name, self.factor, cloudpickle.dumps(self.function))
-
-
-def _unpacked(name: str, factor: int, packed: bytes) -> Augmentation:
-    import cloudpickle
-
-    return Augmentation(name, factor, cloudpickle.loads(packed))
+        return by_value(Augmentation, self.name, self.factor, function=self.function)
 
 
 _augmentations: Registry[Augmentation] = Registry("augmentation", group="batchwright.augmentations")
