@@ -36,6 +36,13 @@ _DEEPEST = 64
 class Misfit(Exception):
     """A value that cannot be kept, before anyone knows which row it is in."""
 
+    kind: type[BatchwrightError]
+    remedy: str | None
+    got: str | None
+    has: str | None
+    path: str
+    what: str
+
     def __init__(
         self,
         what: str,

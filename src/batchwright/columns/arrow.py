@@ -34,6 +34,9 @@ _MESSAGE, _END = b"\xff" * 4, b"\xff" * 4 + bytes(4)
 class ArrowShard(ShardReader):
     """One file of record batches. Compressed batches are decoded one at a time."""
 
+    rows: int
+    decode_bytes: int
+
     def __init__(self, path: str, columns: Sequence[str] | None) -> None:
         self.path = path
         try:

@@ -78,14 +78,16 @@ class FlatColumn:
 class FlatShard(ShardReader):
     """Arrays in one open file."""
 
+    path: str
+
     def __init__(self, path: str, columns: dict[str, FlatColumn], opened: contextlib.ExitStack) -> None:
         self.path, self._columns, self._opened = path, columns, opened
-        self.rows = rows_of({name: column.rows for name, column in columns.items()}, file=path)
+        self.rows: int = rows_of({name: column.rows for name, column in columns.items()}, file=path)
         self.schema = sorted_schema(
             {name: Column(column.dtype.newbyteorder("="), column.shape) for name, column in columns.items()}
         )
         in_memory = sum(2 * column.num_bytes for column in columns.values() if column.is_fortran)
-        self.decode_bytes = in_memory + 2 * _SCRATCH_BYTES * len(columns)
+        self.decode_bytes: int = in_memory + 2 * _SCRATCH_BYTES * len(columns)
 
     def chunks(self, wanted: Wanted, rows_per_chunk: int) -> Iterator[dict[str, NDArray[Any]]]:
         readers = {name: _RowReader(self._columns[name], rows_per_chunk) for name in self.schema}

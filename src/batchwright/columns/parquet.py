@@ -41,6 +41,9 @@ _PAGE_BYTES = 8 << 20
 class ParquetShard(ShardReader):
     """One Parquet file. Checksums of pages are checked if the writer made some."""
 
+    decode_bytes: int
+    rows: int
+
     def __init__(self, path: str, columns: Sequence[str] | None) -> None:
         self.path = path
         try:

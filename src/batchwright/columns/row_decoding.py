@@ -49,6 +49,9 @@ Row = dict[str, Any]
 class Decoded:
     """The columns of a shard, in blocks of rows."""
 
+    columns: Sequence[str] | None
+    file: str
+
     def __init__(self, file: str, columns: Sequence[str] | None) -> None:
         self.file, self.columns = file, columns
         self.blocks: dict[str, list[NDArray[Any]]] = {}

@@ -38,6 +38,9 @@ _ZSTD_RATIO = 12
 class RowShard(ShardReader):
     """A shard of Python values."""
 
+    schema: Schema
+    rows: int
+
     def __init__(self, path: str, kind: str, columns: Sequence[str] | None, budget: int | None) -> None:
         self.path = path
         names = columns if columns is None or isinstance(columns, str) else list(columns)
@@ -56,7 +59,7 @@ class RowShard(ShardReader):
             ) from error
         finally:
             os.close(memory)
-        self.decode_bytes = max(expected_bytes(path, kind), _CHILD_BYTES + self.rows * row_bytes(self.schema))
+        self.decode_bytes: int = max(expected_bytes(path, kind), _CHILD_BYTES + self.rows * row_bytes(self.schema))
 
     def chunks(self, wanted: Wanted, rows_per_chunk: int) -> Iterator[dict[str, NDArray[Any]]]:
         for rows in pieces(wanted, self.rows, rows_per_chunk):

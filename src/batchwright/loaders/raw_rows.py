@@ -178,6 +178,9 @@ class RawRow(msgspec.Struct):  # made faster than other classes, and there is on
 class RawRows:
     """The rows of an epoch over raw files, from any row on whose place is known."""
 
+    plan: RawPlan
+    documents: RawDocuments
+
     def __init__(self, documents: RawDocuments, plan: RawPlan) -> None:
         self.documents, self.plan = documents, plan
 

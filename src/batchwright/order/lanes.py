@@ -34,7 +34,7 @@ class LaneWindows(Windows):
     def __init__(self, whole: WindowShuffle, start: int, stop: int, *names: str | int) -> None:
         self.whole: WindowShuffle = whole
         self.start: int = start
-        self.n = stop - start
+        self.n: int = stop - start
         self._names = names
         self.window_rows: int = min(whole.window_rows, self.n)
 
@@ -115,6 +115,11 @@ class _Lane(Order):
 
 class LanedOrder:
     """An order in lanes: the methods of `Order` that others use."""
+
+    pool: tuple[int, int]
+    shuffle: str
+    lane_rows: int
+    num_lanes: int
 
     def __init__(
         self,

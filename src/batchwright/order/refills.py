@@ -69,6 +69,11 @@ class Refill:
 class NoRoom(Exception):
     """A shard has more than `most_rows` rows; with `shard=None`, the rows held already do. Nothing was added."""
 
+    most_rows: int
+    shard_rows: int
+    held_rows: int
+    shard: int | None
+
     def __init__(self, shard: int | None, held_rows: int, shard_rows: int, most_rows: int) -> None:
         self.shard, self.held_rows, self.shard_rows, self.most_rows = shard, held_rows, shard_rows, most_rows
         super().__init__(f"{held_rows} rows and the {shard_rows} of shard {shard} are more than {most_rows}")

@@ -34,6 +34,8 @@ class ShardSet:
     tells, all shards are decoded then, and their counts kept under $BATCHWRIGHT_HOME.
     """
 
+    decode_bytes: int
+
     def __init__(
         self,
         files: Sequence[ShardFile],

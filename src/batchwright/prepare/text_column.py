@@ -33,6 +33,9 @@ _PRINTED = (int, float, decimal.Decimal, datetime.date, datetime.time, datetime.
 class BadText(Exception):
     """A row has no text where it should be: `kind` is what a report counts it under, `reason` says more."""
 
+    reason: str
+    kind: str
+
     def __init__(self, kind: str, reason: str = "") -> None:
         self.kind, self.reason = kind, reason
         super().__init__(f"{kind}: {reason}" if reason else kind)

@@ -206,6 +206,9 @@ class JsonTokenizer:
 class CallableTokenizer:
     """A function from text to ids."""
 
+    eos_id: int | None
+    vocab_size: int
+
     kind = "callable"
 
     def __init__(
@@ -241,6 +244,9 @@ class CallableTokenizer:
 
 class PluginTokenizer:
     """A user's object that does what `batchwright.base.protocols.Tokenizer` asks for."""
+
+    fingerprint: str
+    vocab_size: int
 
     kind = "plugin"
 

@@ -30,6 +30,10 @@ _BATCH_CHARACTERS = 1 << 20
 class BpeSettings:
     """What a tokenizer is to be, checked before any text is read."""
 
+    name: str
+    min_frequency: int
+    vocab_size: int
+
     def __init__(
         self, vocab_size: int, *, special_tokens: Sequence[str], pattern: str, min_frequency: int, name: str
     ) -> None:

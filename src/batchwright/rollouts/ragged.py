@@ -42,6 +42,11 @@ _UNFIT = (struct.error, TypeError, OverflowError, ValueError)
 class BadValue(Exception):
     """A row whose value cannot be used, before its file and the name of its column are known."""
 
+    key: str | None
+    remedy: str
+    what: str
+    row: int
+
     def __init__(self, row: int, what: str, remedy: str = "", *, key: str | None = None) -> None:
         super().__init__(what)
         self.row, self.what, self.remedy, self.key = row, what, remedy, key

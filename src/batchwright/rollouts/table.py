@@ -42,6 +42,9 @@ class _Part(NamedTuple):
 class RolloutTable:
     """Rollouts by column. `names` are those that any row has."""
 
+    names: list[str]
+    num_rows: int
+
     def __init__(
         self, num_rows: int, names: Iterable[str], column: Callable[[str], Any], parts: Sequence[_Part] = ()
     ) -> None:

@@ -56,6 +56,9 @@ class _Cut(NamedTuple):
 
 
 class FastConversationEncoder:
+    added: AddedTokens
+    fast: FastEncoder
+
     def __init__(self, fast: FastEncoder, added: AddedTokens) -> None:
         self.fast, self.added = fast, added
         self._num_bytes = np.zeros(max(fast.backend.get_vocab(with_added_tokens=True).values()) + 1, np.int64)

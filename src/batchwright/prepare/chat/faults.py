@@ -16,6 +16,11 @@ class ChatError(Exception):
     unknown role: role 'usr' (message 2)
     """
 
+    remedy: str
+    turn: int | None
+    reason: str
+    kind: str
+
     def __init__(self, kind: str, reason: str = "", *, turn: int | None = None, remedy: str = "") -> None:
         super().__init__(kind)
         self.kind, self.reason, self.turn, self.remedy = kind, reason, turn, remedy

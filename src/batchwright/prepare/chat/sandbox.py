@@ -132,7 +132,7 @@ class TemplateEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
             extensions=[_Generation, jinja2.ext.loopcontrols],
             finalize=self._printed,
         )
-        self.budget = _Budget()
+        self.budget: _Budget = _Budget()
         self.concat = self._concat  # type: ignore[method-assign]
         for chance in ("random", "pprint"):  # one is not reproducible, the other takes minutes for nested lists
             del self.filters[chance]

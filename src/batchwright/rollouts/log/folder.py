@@ -51,6 +51,9 @@ _checksum = xxhash.xxh3_64_intdigest
 class LogFolder:
     """One process's handles of these files, opened when first needed: a reader leaves nothing behind."""
 
+    number: int
+    end_offset: int
+
     def __init__(self, path: Path) -> None:
         self.path = path
         self.ledger_path: Path = path / LEDGER_NAME

@@ -62,6 +62,8 @@ def rows_of(ordinals: list[int], begin: Begin) -> tuple[list[int], list[int]]:
 class Prompts:
     """Checked rows of prompts, with a fingerprint of their content."""
 
+    column: str
+
     def __init__(self, rows: list[Row], column: str, vocab_size: int | None = None) -> None:
         self._rows, self.column = rows, column
         for number, row in enumerate(rows):
