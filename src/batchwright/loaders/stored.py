@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
@@ -102,7 +101,7 @@ class StoreStream(BlockStream):
         found = with_places(plan, self._streams)
         for store in self.stores:
             keep_plan(store.path, found)
-        return type(self)(replace(self.plan, places=found.places), self.flow)
+        return type(self)(self.plan.recorded(places=found.places), self.flow)
 
     def start_background_work(self, loader: Loader[TrainingBatch], asked: Asked) -> None:
         start_read_ahead(loader, asked["read_ahead"])

@@ -302,7 +302,14 @@ class Plan:
             raise PlanError(
                 "these are not the steps of a run", steps=shortened(steps), remedy="a state that state_dict() returned"
             ) from None
-        return replace(self, runs=runs, batch_tokens=tokens, world_size=world_size, sharding=sharding)
+        return self.recorded(runs=runs, batch_tokens=tokens, world_size=world_size, sharding=sharding)
+
+    def recorded(self, **record: Any) -> Plan:
+        """This plan with another record of its runs or places. The rows stay, and so does the fingerprint."""
+        plan = replace(self, **record)
+        if "fingerprint" in self.__dict__:
+            plan.__dict__["fingerprint"] = self.fingerprint
+        return plan
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan to the file `path`, as JSON. Runs that were recorded there before are kept beside this

@@ -6,7 +6,6 @@ import contextlib
 import logging
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +38,7 @@ def with_places(plan: Plan, streams: Mapping[str, TokenStream]) -> Plan:
     paths = {source.name: str(streams[source.name].store.path.absolute()) for source in plan.all_sources}
     if len(set(paths.values())) == 1:
         return plan
-    return replace(plan, places=tuple(paths.items()))
+    return plan.recorded(places=tuple(paths.items()))
 
 
 def list_plans(store: Path) -> list[Plan]:
