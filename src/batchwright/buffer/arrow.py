@@ -92,8 +92,8 @@ def _cast(array: pa.Array, kind: pa.DataType) -> pa.Array:
 def _owned(array: pa.Array) -> pa.Array:
     """The array, in memory that no other code can change.
 
-    Arrow shares the memory of NumPy arrays and does not say so; text never is of such memory, and what was read from a
-    file cannot be changed.
+    Arrow shares the memory of NumPy arrays and does not report it. Text never shares such memory, and data read from
+    a file cannot be changed.
     """
     if is_text(array.type) or is_bytes(array.type):
         return array
@@ -148,7 +148,7 @@ def _stacked(array: pa.Array, shape: tuple[int, ...]) -> Numbers | None:
 
 
 def _valid(array: pa.Array) -> NDArray[np.bool_] | None:
-    """Which rows have a value; None: all of them."""
+    """The mask of rows that have a value. None if all have one."""
     if not array.null_count:
         return None
     valid: NDArray[np.bool_] = array.is_valid().to_numpy(zero_copy_only=False)

@@ -1,4 +1,4 @@
-"""Arrow types: which are lists, text or numbers, which values each one holds, and which are only partly known."""
+"""Classes of Arrow types: lists, text and numbers, the values that a type holds, and partly known types."""
 
 from __future__ import annotations
 

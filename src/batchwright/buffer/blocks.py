@@ -1,7 +1,7 @@
 """Blocks of rows: one contiguous array for each column. Rows are added at the end and never move.
 
-Columns of numbers are NumPy arrays of the block's capacity. Other columns are Arrow arrays, put together as rows come:
-eight pieces become one, so that a value is copied a few times at most, however rows are added.
+Columns of numbers are NumPy arrays of the block's capacity. Other columns are Arrow arrays, joined as rows
+arrive. Eight pieces become one, so a value is copied a few times at most, in any pattern of additions.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def capacity_for(num_rows: int, schema: Schema, at_least: int) -> int:
 
 
 class NumberColumn:
-    """Numbers of one type and shape: values [capacity, *shape], and which rows have one (None: all)."""
+    """Numbers of one type and shape: values [capacity, *shape], and the mask of rows that have one (None: all)."""
 
     __slots__ = ("address", "edition", "row_bytes", "shared", "valid", "values")
 
@@ -89,7 +89,7 @@ class NumberColumn:
         self.shared: bool = shared
         """`shared`: a version sees this memory too, so changes are made in a copy."""
         self.edition: int = 0
-        """How often rows that were there got new values."""
+        """The number of times that existing rows got new values."""
         self.address: int = values.ctypes.data
         self.row_bytes: int = values.dtype.itemsize * int(np.prod(values.shape[1:]))
 
@@ -233,7 +233,7 @@ class ArrowColumn:
             if wanted > 0:
                 waiting = self._pending[:wanted]
                 pieces, levels, count = *self._with(pa.array(waiting, self.type)), len(waiting)
-                # No function is called between these, so an interrupt or another thread sees all of it or nothing.
+                # No function is called between these, so an interrupt or another thread sees all of the change or none.
                 self._pieces, self._levels = pieces, levels
                 del self._pending[:count]
 
@@ -277,7 +277,7 @@ class ArrowColumn:
         return ArrowColumn(self.type, changed)
 
     def retyped(self, kind: pa.DataType) -> ArrowColumn:
-        """This column as a type that says more, where nothing was known before: struct<a: null>, list<null>."""
+        """This column as a more specific type, where the old type had null parts: struct<a: null>, list<null>."""
         retyped = self.read(0, self.num_rows).cast(kind)
         costs.copied += retyped.nbytes
         return ArrowColumn(kind, retyped)
@@ -321,7 +321,7 @@ class RowBlock:
     __slots__ = ("_is_ascending", "capacity", "columns", "first_id", "ids", "ledger", "num_rows", "serial")
 
     edition = 0
-    """Of its ledger, as columns have one: what is there does not change."""
+    """The edition of its ledger, as columns have one. Existing entries do not change."""
 
     def __init__(self, serial: int, capacity: int, first_id: int) -> None:
         self.serial: int = serial

@@ -1,7 +1,7 @@
-"""Codecs of a buffer's journal: columns, schemas and changes as bytes, and back.
+"""Codecs of a buffer's journal. They turn columns, schemas and changes into bytes, and back.
 
-Numbers travel as their raw bytes, a few texts as such, all other columns as Arrow's own messages.
-Decoding gives read-only views of the bytes, which are checked first.
+Numbers travel as raw bytes, a few texts as text, all other columns as Arrow's own messages.
+Decoding checks the bytes first, and gives read-only views of them.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 class Append(msgspec.Struct, array_like=True, tag=1, frozen=True):
-    """Rows that were added, and what was kept of those before them."""
+    """Rows that were added, and the retention of the rows before them."""
 
     number: int
     time_us: int

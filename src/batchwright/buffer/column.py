@@ -1,4 +1,4 @@
-"""One column at a time: its plain values, its type and its fit, with errors that name the row and the column."""
+"""Checks of one column: its plain values, its type and its fit, with errors that name the row and the column."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def fit_column(values: Sequence[Any], field: Field) -> Values:
 
 
 def _checked(name: str, values: Sequence[Any], check: Callable[..., T], *given: Any) -> T:
-    """What `check` makes of a column. What it refuses is refused with the first row that it fails at."""
+    """Apply `check` to a column. If it refuses the column, the error names the first row that it fails at."""
     try:
         return check(values, *given)
     except Misfit as error:

@@ -1,4 +1,4 @@
-"""Type inference: the Arrow type that holds some Python values without loss."""
+"""Type inference. It finds the Arrow type that holds some Python values without loss."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Samples as rows: by the user's normalizers, or by the class of the sample.
+"""Samples as rows. The user's normalizers or the class of a sample decide the conversion.
 
 dict, dataclass, named tuple, object        one row
 tensor, array                               one row, {"tensor": ...}
@@ -195,7 +195,7 @@ def _row(sample: Any, number: int | None) -> Row:
 
 
 def _remedy_of(sample: Any) -> str | None:
-    """What to give in the place of something that is not a sample, though it may have attributes."""
+    """The remedy for an object that is not a sample, though it may have attributes."""
     kind = type(sample)
     foreign = _FOREIGN.get(kind_of(kind) or "")
     if foreign is not None:

@@ -1,4 +1,4 @@
-"""Values of other libraries as plain ones: arrays, bytes, dicts, lists, numbers. Imports none of these libraries."""
+"""Values of other libraries as plain values: arrays, bytes, dicts, lists, numbers. Imports none of these libraries."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _DEEPEST = 64
 
 
 class Misfit(Exception):
-    """A value that cannot be kept, before anyone knows which row it is in."""
+    """A value that cannot be kept. Its row is not known yet."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Misfit(Exception):
 
 
 def kind_of(cls: type[Any]) -> str | None:
-    """What a class of another library is: "tensor", "array", "image", "dataset", "pandas", "polars", or None."""
+    """The kind of a class of another library: "tensor", "array", "image", "dataset", "pandas", "polars", or None."""
     return _kind_of(cls)  # type: ignore[arg-type]
 
 
@@ -163,7 +163,7 @@ _PNG_MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")
 
 
 def plain(value: Any, depth: int = 0) -> Any:
-    """A value of a row as None, bool, number, str, bytes, number array, list or dict; others as they are."""
+    """A value of a row as None, bool, number, str, bytes, number array, list or dict. Other values stay unchanged."""
     kind = type(value)
     if kind in SIMPLE:
         return value
@@ -223,7 +223,7 @@ _REMEDIES = {
     "c": "np.stack([array.real, array.imag], -1)",
     "V": "array.astype(np.float32), or one column for each of its fields",
 }
-"""What to do about arrays of complex numbers and of records."""
+"""The remedy for arrays of complex numbers and of records."""
 
 
 def _inside(step: str, value: Any, depth: int) -> Any:

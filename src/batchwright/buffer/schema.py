@@ -1,4 +1,4 @@
-"""Columns of a buffer: their types and shapes, and whether a row must have them.
+"""The columns of a buffer: their types and shapes, and whether a row must have them.
 
 Columns of numbers of one shape are NumPy arrays with a row for each; all other columns are Arrow arrays.
 """
@@ -23,11 +23,11 @@ Row = dict[str, Any]
 
 
 class Numbers(NamedTuple):
-    """A column of numbers (or booleans) of one shape: values [rows, *shape], and which rows have one."""
+    """A column of numbers (or booleans) of one shape: values [rows, *shape], and the mask of rows that have one."""
 
     values: NDArray[Any]
     valid: NDArray[np.bool_] | None = None
-    """None: all of them. Where False, the value means nothing."""
+    """The mask of rows that have a value; None: all rows. Where False, the value has no meaning."""
 
     @property
     def has_value(self) -> NDArray[np.bool_]:
@@ -131,7 +131,7 @@ class Schema:
         return pa.schema([pa.field(field.name, field.type, nullable=field.nullable) for field in self.fields])
 
     def merged(self, fields: Iterable[Field]) -> Schema:
-        """This schema with some fields replaced, and new ones at its end; itself, where nothing changes."""
+        """This schema with some fields replaced, and new fields at its end. Returns itself if no field changes."""
         merged = Schema(tuple({**self.by_name, **{field.name: field for field in fields}}.values()))
         return self if merged == self else merged
 

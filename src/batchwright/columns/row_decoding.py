@@ -1,4 +1,4 @@
-"""Rows of Python values (JSONL, pickle) as columns: what a child process decodes and writes into shared memory.
+"""Rows of Python values (JSONL, pickle) as columns. A child process decodes them into shared memory.
 
 Values are numbers, booleans, NumPy arrays, or nested lists of equal shape. A column's dtype is that of its arrays; of
 plain numbers it is bool, int64 or float64, float64 where both are in one column.
@@ -126,7 +126,7 @@ def decode_into(
     descriptor: int, file: str, kind: str, columns: Sequence[str] | None, budget: int | None
 ) -> tuple[int, Schema]:
     """The work of the child process: (rows, schema) of a shard, whose columns are then in the file of a descriptor."""
-    gc.disable()  # it would look at millions of objects again and again, of which none is garbage
+    gc.disable()  # it would look at millions of objects again and again, and none is garbage
     if budget is not None:
         limit_memory(budget)
     decoded = _within_memory(file, kind, columns)
@@ -145,7 +145,7 @@ def _within_memory(file: str, kind: str, columns: Sequence[str] | None) -> Decod
     try:
         return decode(file, kind, columns)
     except MemoryError:
-        return None  # what was decoded is let go of here, so that there is room for saying it
+        return None  # the decoded rows are freed here, so that there is room for the message
 
 
 # Files
@@ -197,13 +197,13 @@ def _unpacked(file: str) -> IO[bytes]:
 
 
 def _pickled_rows(file: str) -> Iterator[list[Row]]:
-    """Blocks of `examples`, which are let go of as they are handed out."""
+    """Blocks of `examples`. Each is freed as it is handed out."""
     try:
         with _unpacked(file) as stream:
             loaded = pickle.load(stream)
     except MemoryError:
         raise
-    except Exception as error:  # a pickle raises what it likes
+    except Exception as error:  # a pickle can raise anything
         remedy = DAMAGED
         if isinstance(error, ImportError | AttributeError):
             remedy = "put the module of its classes on sys.path, or write it with plain arrays and numbers"
@@ -287,7 +287,7 @@ def _of_numbers(values: list[Any]) -> NDArray[Any]:
 
 
 def _would_change(array: NDArray[Any], dtype: np.dtype[Any]) -> bool:
-    """Whether whole numbers of an array are others as this dtype: rounded, or negative where there is no sign."""
+    """Whether integers of an array would change in this dtype: rounded, or negative in an unsigned dtype."""
     if array.dtype.kind not in "iu" or not array.size:
         return False
     if dtype.kind == "f":

@@ -1,4 +1,4 @@
-"""safetensors: a JSON header with the place of each column, then the columns. Every size is checked before use."""
+"""safetensors shards. A JSON header has the place of each column; the columns follow. All sizes are checked first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Schemas of columns, which rows of them are wanted, and the checks that every format shares."""
+"""Schemas of columns, the selection of wanted rows, and the checks that every format shares."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The shards of an epoch, their order, and those that are kept for validation: names and numbers, no data.
+"""The names and numbers of an epoch's shards, their order, and the shards kept for validation. No data is read.
 
-Hidden files, folders and files of other kinds (README.md, metadata.json) do not count;
-anything else that cannot be what was meant is an error: a number twice, a file twice, a shard without a number.
+Hidden files, folders and files of other kinds (README.md, metadata.json) do not count. Other irregularities are
+errors: a number twice, a file twice, a shard without a number.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ShardFile:
     """One shard: where it is, and which of its directory."""
 
     directory: int
-    """Which entry of data_dirs."""
+    """The index of its entry in data_dirs."""
     path: str
     number: int
 

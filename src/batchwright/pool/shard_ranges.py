@@ -1,8 +1,8 @@
 """Ranges of numbered shard files in a folder: "0-99", "7", "0-9,20-29", "all" or "none".
 
 Ranges are inclusive. The number of a file is the last integer in its name before its extension, compared as a number:
-`shard_0012.pkl.gz` is 12, and "12" means it. A number that is asked for and not there is an error that lists it: a
-shard that was lost on the way is not trained without.
+`shard_0012.pkl.gz` is 12, and "12" means it. Missing numbers are an error that lists them, so that
+no training runs without a lost shard.
 """
 
 from __future__ import annotations
@@ -119,8 +119,8 @@ def choose(
 ) -> list[int]:
     """The numbers of a range out of those that are there, in rising order; an error lists those that are missing.
 
-    "all" must have no gaps, unless fewer than half of the numbers between the first and the last are there: such
-    numbers are ids, and say nothing of what is missing.
+    "all" must have no gaps, unless fewer than half of the numbers between the first and the last are there. Such
+    numbers are ids, and their gaps are not missing shards.
 
     >>> choose(parse_range("2-3"), [3, 1, 2]), choose(parse_range("all"), [17, 4011, 90210])
     ([2, 3], [17, 4011, 90210])

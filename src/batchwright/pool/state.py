@@ -1,4 +1,4 @@
-"""State of a mixed stream, as JSON: entries drawn from each lane, the sizes of the pool so far, and which shards."""
+"""The state of a mixed stream, as JSON: entries drawn from each lane, the sizes of the pool so far, and the shards."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Cursor:
         return not any(self.drawn)
 
     def next_epoch(self) -> Cursor:
-        """The beginning of the next epoch, with the pools as they are."""
+        """The start of the next epoch, with the current pools."""
         none = (0,) * self.lanes
         return Cursor(self.epoch + 1, list(none), [replace(self.sizes[-1], at=none)])
 

@@ -31,11 +31,11 @@ _USUAL: dict[str, dict[str, Any]] = {
 
 
 class Role(NamedTuple):
-    """What a column is to a symmetry."""
+    """The role of a column in a symmetry."""
 
     kind: Literal["board", "policy", "move", "player", "value"]
     written: str = ""
-    """How a player or a value is encoded: "signs", "0/1" or "1/2"."""
+    """The encoding of a player or a value: "signs", "0/1" or "1/2"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +152,7 @@ _DEFAULTS: dict[str, Any] = {field.name: field.default for field in fields(Symme
 
 
 def _is_encoded_otherwise(numbers: NDArray[Any], role: Role) -> NDArray[np.bool_]:
-    """The numbers that are no player, or outside of what a value can be."""
+    """The numbers that encode no player, or are outside the range of a value."""
     is_scale_free = role.kind == "value" and role.written == "signs"
     if numbers.dtype.kind == "b" or is_scale_free:
         return np.zeros(numbers.shape, np.bool_)
@@ -234,7 +234,7 @@ _TYPES = {
     "player": 'numbers that can be written so; "0/1" and "1/2" need no sign',
     "value": 'numbers that can be written so; "0/1" and "1/2" need no sign',
 }
-"""What a column of each kind must be."""
+"""The required form of a column of each kind."""
 
 
 @lru_cache(maxsize=64)
@@ -293,7 +293,7 @@ class _Assignment:
         return list(given)
 
     def _size(self, name: str) -> int:
-        """n of [..., n, n], of a last axis of n * n items, or of one more; 0 where there is none."""
+        """The n of [..., n, n], of a last axis of n * n items, or of one more. 0 if the shape has none."""
         shape = (0, 0, *self.schema[name].shape)
         if shape[-1] == shape[-2]:
             return shape[-1]
@@ -301,7 +301,7 @@ class _Assignment:
         return n * (shape[-1] in (n * n, n * n + 1))
 
     def _fits(self, column: Column, role: Role, n: int) -> bool:
-        """Whether a column can be what it is named as."""
+        """Whether a column fits the role of its name."""
         dtype, shape = column.dtype, column.shape
         fits = dtype.kind not in {"signs": "ub", "1/2": "b"}.get(role.written, "")
         match role.kind:

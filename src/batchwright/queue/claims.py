@@ -1,4 +1,4 @@
-"""Claims: a file that one consumer has for itself, and beside it, in 16 bytes, how far it has read."""
+"""Claims of files. A claimed file belongs to one consumer; 16 bytes beside it record its progress."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Claim:
             _ROWS.pack_into(self._rows, 0, recorded, handed)
 
     def rest(self) -> None:
-        """Close what is open for it. It stays claimed, and can be recorded, given back or done."""
+        """Close the open files of the claim. It stays claimed, and can be recorded, given back or done."""
         self._rows.close()
 
     def is_mine(self) -> bool:
@@ -65,7 +65,7 @@ class Claim:
 
 
 def _mapped_rows(path: Path, recorded: int, handed: int) -> mmap.mmap:
-    """A new file beside a claimed one, as memory: writing into it is no system call, and survives this process."""
+    """Map a new file beside a claimed one. Writing into the map needs no system call, and survives this process."""
     descriptor = os.open(rows_beside(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         os.pwrite(descriptor, _ROWS.pack(recorded, handed), 0)

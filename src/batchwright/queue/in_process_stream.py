@@ -25,7 +25,7 @@ class InProcessStream:
         self._rank, self._world_size = (0, 1) if self._is_kept else (rank, world_size)
         self._kept: list[Arrays] = []
         self._row = 0
-        """Rows of the stream before the next one, of all ranks and files."""
+        """The number of rows before the next one, over all ranks and files."""
         self._making: tuple[int, Iterator[Arrays]] | None = None
         self._made: tuple[int, int, Arrays] | None = None
         """File, number in it, and batch that was made last."""

@@ -1,4 +1,4 @@
-"""Production: one provider at work on one queue, until it is stopped."""
+"""The production loop of one provider on one queue, until it is stopped."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class _Production:
 
     def _begin(self, accept_change: bool) -> None:
         """Write the meta, or go by the one that is there."""
-        for path in self.queue.who.glob("*.died"):  # a provider is here again: consumers wait for what it does
+        for path in self.queue.who.glob("*.died"):  # a provider is here again: consumers wait for its files
             path.unlink(missing_ok=True)
         self.member.say(_READS)
         try:
@@ -151,7 +151,7 @@ class _Production:
         return any(map(self.liveness.is_alive, others))
 
     def _begins_anew(self) -> bool:
-        """Throw away files of which no batch was handed out. False where one was: then nothing is touched."""
+        """Throw away the files if none of their batches was handed out. Otherwise return False and leave them."""
         names = [name for name in ("train", "val") if (self.queue.path / name).is_dir()]
         splits = [self.queue.split(name, self.liveness) for name in names]
         with contextlib.ExitStack() as locks:
@@ -192,7 +192,7 @@ class _Production:
         self.member = QueueMember(self.queue.who, "provider", _LEASE_SECONDS)
 
     def _begin_next(self) -> tuple[SplitFolder, UnfinishedFile] | None:
-        """A number to make: of the kept batches first, then of the split of which the fewest files wait."""
+        """Take a number to make: of the kept batches first, then of the split with the fewest waiting files."""
         streamed = []
         for folder in self.folders:
             if folder.name != "val" or not self.provider.val_batches:
@@ -227,7 +227,7 @@ class _Production:
     # One file
 
     def _make(self, folder: SplitFolder, part: UnfinishedFile) -> bool:
-        """Make one file. False where it was given up: to stop, or because it is no longer needed."""
+        """Make one file. False if it was given up: to stop, or because it is no longer needed."""
         name = file_in_words(folder.name, part.number)
         self.at = folder.name, part.number
         if part.number is None:
@@ -280,7 +280,7 @@ class _Production:
         self.at = None, None
 
     def _batches(self, split: str, number: int | None) -> Iterator[list[NDArray[Any]]]:
-        """The batches of a file. An error of the user's code says which file was made, and where it came from."""
+        """The batches of a file. An error of the user's code names the file and the place in the code."""
         try:
             yield from self.provider.batches(split, number or 0)
         except BatchwrightError:

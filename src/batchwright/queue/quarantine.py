@@ -1,4 +1,4 @@
-"""Quarantine: a damaged file is put aside, with the reason, and its number is made again."""
+"""Quarantine of damaged files. A damaged file is put aside with the reason, and its number is made again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Going back in a split: files from a number on are read again, and made again where they were deleted."""
+"""Going back in a split. The files from a number on are read again, and made again if they were deleted."""
 
 from __future__ import annotations
 

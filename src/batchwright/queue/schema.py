@@ -1,7 +1,7 @@
 """The schema of a queue's batches, and the check that each batch fits it.
 
-A provider's `build_meta()["batch_schema"]` names the fields. Shape [256] means arrays [batch_size, 256]. Nothing is
-cast: a batch has the dtypes and shapes of its schema, or it is refused by the name of the field.
+A provider's `build_meta()["batch_schema"]` names the fields. Shape [256] means arrays [batch_size, 256]. Values are
+never cast. A batch has the dtypes and shapes of its schema, or it is refused with the name of the field.
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ def _tensor_to_numpy(value: Any) -> NDArray[Any] | None:
 
 
 def _looked_at(batch: Any, fields: tuple[BatchField, ...], batch_size: int, where: str) -> list[NDArray[Any]]:
-    """As `checked`, of a batch that is not plainly right: each field is brought into form, or said to be wrong."""
+    """Check a batch that the fast check of `checked` does not pass. Each field is brought into form, or refused."""
     given = _columns(batch, where)
     names = [field.name for field in fields]
     problems: dict[str, str] = {}

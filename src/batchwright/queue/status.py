@@ -1,4 +1,4 @@
-"""The status of a queue, read from outside: nothing is locked, taken or changed."""
+"""The status of a queue, read from outside, without locks or changes."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def queue_status(path: str | os.PathLike[str], look_seconds: float = 0.3) -> Sta
     """The status of a queue, as JSON has it.
 
     It looks twice, `look_seconds` apart, to see which members move; a member that was silent for long is watched until
-    it should have moved. Ages are by this machine's clock, and only shown: nothing is decided by them.
+    it should have moved. Ages are by this machine's clock, and only shown. No decision depends on them.
     """
     queue = find_queue(path)
     meta = read_meta(queue.meta)
@@ -214,7 +214,8 @@ def _making(split: SplitFolder, number: int | None, maker: str, members: Mapping
 def production_rate(made: list[tuple[int, float]]) -> float | None:
     """Files a second, from the numbers and times of those that are still there; None where too few are.
 
-    Numbers in between are counted too: they were made, read and deleted. Made out of order, only what is there counts.
+    Numbers in between are counted too: they were made, read and deleted. If files were made out of order, only those
+    that exist count.
 
     >>> production_rate([(7, 100.0), (8, 102.0), (11, 108.0)]), production_rate([(7, 100.0)])
     (0.5, None)

@@ -1,4 +1,4 @@
-"""The stream of kept validation batches: every evaluation reads the same ones, from the first."""
+"""The stream of kept validation batches. Every evaluation reads the same batches, from the first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CSV and TSV: the first row names the columns, every value is text, and a bad row is located and passed over.
+"""CSV and TSV. The first row names the columns, every value is text, and a bad row is located and skipped.
 
 Quotes as in RFC 4180, read by Python's csv module in its strict mode: a quoted value may hold delimiters, line ends and
 doubled quotes. A row that cannot be read ends where a line ends and its quotes are balanced; if they never are, the
@@ -156,7 +156,7 @@ class _NulByte(Exception):
 
 
 class _Lines:
-    """Lines as the csv module wants them, and what it does not tell: where a record begins, and what it was."""
+    """Lines for the csv module. It also keeps the start and the text of a record, which the module does not report."""
 
     def __init__(self, stream: BufferedReader, delimiter: str, quotechar: str | None, max_row_bytes: int) -> None:
         self.stream, self.delimiter, self.quotechar, self.max_row_bytes = stream, delimiter, quotechar, max_row_bytes
