@@ -40,7 +40,7 @@ def as_table(schema: Schema, columns: Columns) -> pa.Table:
 
 
 def from_arrow(field: Field, array: pa.Array | pa.ChunkedArray) -> Values:
-    """An Arrow array as a column of this field. A `Misfit` where the field's type does not hold its values."""
+    """An Arrow array as a column of this field. Raises `Misfit` if the field's type cannot hold its values."""
     array = joined(array)
     if array.type != field.type:
         array = _cast(_decoded(array), field.type)
@@ -55,7 +55,7 @@ def from_arrow(field: Field, array: pa.Array | pa.ChunkedArray) -> Values:
 
 
 def joined(array: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """One array of a chunked one; the chunk itself where there is just one."""
+    """One array of a chunked one; the chunk itself if there is only one."""
     if not isinstance(array, pa.ChunkedArray):
         return array
     if array.num_chunks == 1:
@@ -133,7 +133,7 @@ def _of_tensors(array: pa.Array) -> Numbers:
 
 
 def _stacked(array: pa.Array, shape: tuple[int, ...]) -> Numbers | None:
-    """Lists of this shape as an array [rows, *shape]. None where something inside a row is missing."""
+    """Lists of this shape as an array [rows, *shape]. None if something inside a row is missing."""
     flat, valid, num_valid = array, _valid(array), len(array) - array.null_count
     for _ in shape:
         flat = flat.flatten()  # which leaves out lists that are null

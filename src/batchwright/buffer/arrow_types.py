@@ -72,7 +72,7 @@ def has_null(kind: pa.DataType) -> bool:
 
 
 def merge(old: pa.DataType, new: pa.DataType) -> pa.DataType:
-    """The old type, with parts of the new one where the old one is not known."""
+    """The old type, with parts of the new type in place of unknown parts."""
     if is_a.is_null(old):
         return new
     if is_a.is_struct(old) and is_a.is_struct(new):

@@ -55,7 +55,7 @@ class RowBatch:
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """Made when first asked for: most steps never look."""
+        """Made on first use, because most steps never read it."""
         if callable(self._metadata):
             self._metadata = self._metadata()
         elif self._metadata is None:
@@ -153,7 +153,7 @@ class RowBatch:
         return batch
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_metadata": self.metadata}  # made: what makes it may not travel
+        return {**self.__dict__, "_metadata": self.metadata}  # made now: its maker may not travel
 
     def __repr__(self) -> str:
         return f"RowBatch({len(self)} rows: {', '.join(f'{field.name} {field}' for field in self.schema)})"

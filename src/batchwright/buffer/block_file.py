@@ -68,7 +68,7 @@ def _only_batch(file: Any) -> pa.RecordBatch:
 def block_from_arrow(
     file: pa.NativeFile, schema: Schema, wanted: Collection[str] | None
 ) -> tuple[Columns, dict[str, NDArray[np.int64]]]:
-    """(columns, extra) of a file, over its own memory. A ValueError, or Arrow's own, where it is not such a file."""
+    """Return (columns, extra) of a file, over its own memory. Other files raise ValueError, or Arrow's own error."""
     batch = _only_batch(file)
     found: Columns = {}
     extra: dict[str, NDArray[np.int64]] = {}

@@ -44,7 +44,7 @@ _LARGEST_PIECE_BYTES = 1 << 30
 """Arrow's text has offsets of 32 bits."""
 
 _pieces_lock = lock_across_forks()
-"""Held while values become Arrow arrays, in any column; after a buffer's own lock, where both are held."""
+"""Held while values become Arrow arrays, in any column. Taken after a buffer's own lock, if both are held."""
 
 
 class Costs:
@@ -147,7 +147,7 @@ class NumberColumn:
     last_put = read
 
     def changed(self, rows: NDArray[np.int64], numbers: Numbers, num_rows: int) -> NumberColumn:
-        """This column after some rows got new values: itself, or a copy where others see it."""
+        """This column after some rows got new values: itself, or a copy if others see it."""
         column = self
         if self.shared or not self.values.flags.writeable:
             column = NumberColumn(rows_apart(len(self.values), self.values.dtype, self.values.shape[1:]))
@@ -349,7 +349,7 @@ class RowBlock:
         self.num_rows += end - begin
 
     def column_for(self, field: Field) -> Column:
-        """The column, made where it is not there yet: null in the rows so far."""
+        """The column. It is made if missing, with null in the rows so far."""
         column = self.columns.get(field.name)
         if column is None:
             column = missing_column(field, self)

@@ -65,7 +65,7 @@ class DatasetBuffer(Reads):
         left at their defaults are then the folder's. `read_only` looks at it while another process writes.
 
         `max_size`: the most rows; `drop_strategy`: which go first then ("oldest", "random" or a column of numbers).
-        `seed`: what random choices follow. `schema`: the columns; by default they follow from the first rows.
+        `seed`: the seed of random choices. `schema`: the columns; by default they follow from the first rows.
         """
         strategy: Any = drop_strategy
         if not isinstance(strategy, str):
@@ -130,7 +130,7 @@ class DatasetBuffer(Reads):
         """The kind of samples: "dict", "tensor" or "image". None before the first sample."""
         return self._contents.kind
 
-    # Settings are given when a buffer is opened. A folder's journal holds them, since they decide what changes do.
+    # Settings are given when a buffer is opened. A folder's journal holds them, since changes depend on them.
 
     @property
     def max_size(self) -> int | None:
@@ -410,7 +410,7 @@ class DatasetBuffer(Reads):
         return [kept.info for kept in self._contents.versions]
 
     def at(self, version: str | int | VersionInfo) -> BufferVersion:
-        """The rows of a version (by its name, its number, or what `commit` gave), to read."""
+        """The rows of a version (by its name, its number, or the result of `commit`), to read."""
         kept = self._contents.find(version)
         return BufferVersion(kept.view, self.seed, kept.kind)
 

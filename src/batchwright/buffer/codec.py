@@ -166,7 +166,7 @@ def decode_schema(data: bytes | memoryview) -> Schema:
 
 
 _ColumnBytes = tuple[dict[str, memoryview | list[Any]], dict[str, memoryview]]
-"""Values of each column; of those where some have no value, which ones have."""
+"""The values of each column, with the mask of rows that have a value, if some have none."""
 
 _columns = msgspec.msgpack.Decoder(_ColumnBytes)
 
@@ -246,7 +246,7 @@ def _texts(texts: list[Any], field: Field) -> pa.Array:
 
 
 def _message(column: pa.Array, field: Field) -> pa.Buffer:
-    """One column as an Arrow message; as a stream of them where it needs a dictionary of its values."""
+    """One column as an Arrow message, or as a stream of messages if it needs a dictionary of its values."""
     batch = pa.RecordBatch.from_arrays([column], schema=field.message)
     if not _has_dictionary(column.type):
         return batch.serialize()

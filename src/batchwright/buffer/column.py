@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 def check_names(names: Iterable[Any], rows: Sequence[Row] = ()) -> None:
-    """Refuse what cannot be the names of columns. `rows` are those that the names are from."""
+    """Refuse invalid names of columns. `rows` are those that the names are from."""
     seen = set()
     for name in names:
         if name in seen:
@@ -80,7 +80,7 @@ def _checked(name: str, values: Sequence[Any], check: Callable[..., T], *given: 
 
 
 def learn(field: Field, values: list[Any]) -> Field:
-    """The field, with a type in the places where none was known."""
+    """The field, with types in place of unknown ones."""
     if field.is_null:
         return with_type(field, infer_column(field.name, values))
     try:

@@ -22,7 +22,7 @@ __all__ = ["Contents"]
 
 
 class Contents:
-    """Rows, what kind of samples they are, how they are chosen, and the versions that were committed."""
+    """The rows of a buffer, their kind of samples, the settings of their choice, and the committed versions."""
 
     def __init__(self, settings: BufferSettings = BufferSettings()) -> None:  # noqa: B008  # a value: it does not change
         self.table: BufferTable = BufferTable()

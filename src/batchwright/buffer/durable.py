@@ -92,7 +92,7 @@ class Durable:
         return contents
 
     def _take_settings(self, contents: Contents, asked: BufferSettings) -> None:
-        """Settings that were asked for replace the stored ones, unless they are the defaults."""
+        """Given settings replace the stored ones, unless they are the defaults."""
         stored, defaults = contents.settings, BufferSettings()._asdict()
         wanted = stored._replace(**{name: new for name, new in asked._asdict().items() if new != defaults[name]})
         if wanted == stored:
@@ -177,13 +177,13 @@ class Durable:
         self.folder.journal.write(change.number, codec.encode(change))
 
     def caught_up(self, contents: Contents) -> Contents | None:
-        """Other contents, where a change was written down and then interrupted: it has happened, the folder says."""
+        """Return new contents if a change was written and then interrupted. By the folder, it has happened."""
         if self.folder.is_writer and self.folder.journal.last_number != contents.table.number:
             return self._load()
         return None
 
     def after_change(self, contents: Contents) -> None:
-        """A checkpoint, where the journal has become long: opening again reads at most so much."""
+        """Write a checkpoint if the journal has become long. This limits the reading at the next opening."""
         journal, size = self.folder.journal, max(contents.table.num_rows, 1)
         is_long = journal.num_bytes > max(_CHECKPOINT_BYTES, 16 * size)
         has_many = journal.last_number - self._checkpoint_number > max(_CHECKPOINT_RECORDS, size // 16)
@@ -228,7 +228,7 @@ class Durable:
             self.folder.check_writer()
             self.folder.journal.sync()
 
-    # Documents: all that a checkpoint or a version says
+    # Documents: the content of a checkpoint or a version
 
     def _document(self, contents: Contents) -> Document:
         """Contents as a document. The rows that it names are on disk."""

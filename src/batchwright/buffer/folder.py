@@ -253,7 +253,7 @@ class BufferFolder:
         """The state after change `number`, and an empty journal for those from the next on.
 
         Killed at any moment, the folder is at the old checkpoint with its journal, or at the new one.
-        After an error, `journal` is the one that counts.
+        After an error, `journal` is the valid one.
         """
         self.check_writer()
         first_number = number + 1
@@ -357,7 +357,7 @@ class BufferFolder:
     ) -> tuple[Columns, dict[str, NDArray[np.int64]]]:
         """Map the columns given to `write_block`, read-only, over the file's own memory: all columns, or some.
 
-        A column that is asked for, and an array in `extra`, has to be there.
+        Requested columns, and arrays in `extra`, must exist.
         """
         path = inside(self.path / "blocks", name)
         try:

@@ -221,7 +221,7 @@ _NOT_SAMPLES: tuple[tuple[Any, str], ...] = (
     (pa.Array | pa.ChunkedArray | pa.Scalar, 'extend({"name": array}), which names the column'),
     (types.FunctionType | types.MethodType | types.BuiltinFunctionType, "what it returns"),
 )
-"""Classes of things that are not samples, and what to give instead."""
+"""Classes of objects that are not samples, with the remedy for each."""
 
 _FOREIGN = {
     "splits": 'one of its splits: append(splits["train"])',

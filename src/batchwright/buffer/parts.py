@@ -47,7 +47,7 @@ class Parts:
     def __init__(self, folder: BufferFolder) -> None:
         self.folder = folder
         self._parts: dict[int, list[_Part]] = {}
-        """Of each block, by its serial number."""
+        """The parts of each block, by its serial number."""
         self._lists: dict[int, tuple[NDArray[np.int64], str]] = {}
         """Files with lists of live rows, by the identity of the list."""
         self._columns: dict[tuple[str, ...], Column] = {}
@@ -56,7 +56,7 @@ class Parts:
     # Writing
 
     def write(self, segment: Segment, schema: Schema) -> Document:
-        """Have a segment's rows on disk, and say where."""
+        """Write a segment's rows to disk if needed, and return their place."""
         block, stop = segment.block, segment.stop  # no version has rows behind it, and an older column may lack them
         parts = self._parts.setdefault(block.serial, [])
         columns = _columns_of(segment)

@@ -94,7 +94,7 @@ def is_array(value: Any) -> bool:
 
 
 def rows_of_tensor(tensor: Any, remedy: str) -> NDArray[Any]:
-    """A tensor of numbers with at least one dimension; `remedy` says what to do about one without."""
+    """A tensor of numbers with at least one dimension; `remedy` is the advice for a value without one."""
     array = array_of_tensor(tensor)
     if not array.ndim:
         what = "a tensor without dimensions is a number"
@@ -109,7 +109,7 @@ def rows_of_tensor(tensor: Any, remedy: str) -> NDArray[Any]:
 
 
 def array_of_tensor(tensor: Any) -> NDArray[Any]:
-    """A tensor or array of any library as NumPy, in this machine's byte order; shares memory where it can."""
+    """A tensor or array of any library as NumPy, in this machine's byte order; shares memory if possible."""
     if type(tensor) is np.ndarray and tensor.dtype in DTYPES:
         return tensor
     if isinstance(tensor, np.ma.MaskedArray):

@@ -117,7 +117,7 @@ class Reads(ABC):
             return rows_of(view.schema, view.columns_at(view.checked(wanted)))[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Row]:
-        """Some rows as dicts, with one gather: what torch's DataLoader asks for."""
+        """Return some rows as dicts, with one gather. torch's DataLoader calls it."""
         with self._lock:
             view = self._look()
             return rows_of(view.schema, view.columns_at(view.checked(indices)))
@@ -339,7 +339,7 @@ class BufferVersion(Reads):
 
     @property
     def seed(self) -> int:
-        """The buffer's: what draws follow."""
+        """The buffer's seed of draws."""
         return self._seed
 
     def _look(self) -> View:

@@ -44,7 +44,7 @@ class SampleDraw:
 
     index: NDArray[np.int64]
     chance: F64 | float
-    """One number where all rows are equally probable."""
+    """One number if all rows are equally probable."""
 
     @property
     def probability(self) -> F64:

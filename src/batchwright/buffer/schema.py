@@ -60,7 +60,7 @@ class Field:
 
     name: str
     type: pa.DataType
-    """`pa.fixed_shape_tensor(value_type, shape)` for arrays of one shape; `pa.null()` where no row had a value yet."""
+    """`pa.fixed_shape_tensor(value_type, shape)` for arrays of one shape; `pa.null()` if no row had a value yet."""
     required: bool = True
     """Whether a row must name it. None is a value too, if `nullable`."""
     nullable: bool = True
@@ -82,7 +82,7 @@ class Field:
 
     @cached_property
     def numbers(self) -> tuple[np.dtype[Any], tuple[int, ...]] | None:
-        """(dtype, shape) of a column that is kept as NumPy; None of one that is kept as Arrow."""
+        """(dtype, shape) of a column that is kept as NumPy; None for a column that is kept as Arrow."""
         return numbers_of(self.type)
 
     @cached_property

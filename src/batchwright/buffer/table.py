@@ -40,7 +40,7 @@ class _Writers(NamedTuple):
     """The writers that put rows into the last block without a closer check."""
 
     rows: list[tuple[str, Callable[[int, Any], None]]]
-    """For each column what writes one value to a row, or raises `SlowWrite`."""
+    """A function per column that writes one value to a row, or raises `SlowWrite`."""
     columns: list[tuple[str, NDArray[Any], np.dtype[Any], tuple[int, ...]]]
     """For each column its name, memory, type and shape."""
     names: set[str] | None
@@ -382,7 +382,7 @@ class BufferTable:
         return self.gathered(view, np.arange(len(view)))
 
     def gathered(self, view: View, index: NDArray[np.int64]) -> Segment:
-        """A block of its own with some rows of a view, which keep their ids and where they came from."""
+        """A block of its own with some rows of a view. The rows keep their ids and provenance."""
         block = RowBlock(self._new_serial(), len(index), 0)
         written = costs.written
         block.write(self.schema, view.columns_at(index), 0, len(index))

@@ -84,7 +84,7 @@ def _check_tensors(kind: pa.DataType) -> None:
 
 
 def rows_to_columns(rows: Sequence[Row], schema: Schema) -> tuple[Columns, Schema]:
-    """The rows by column, each checked, and the schema: with a type where there was none (null) before."""
+    """Return the checked columns of the rows, and the schema, with types in place of null ones."""
     unknown = set().union(*rows) - schema.by_name.keys()
     if unknown:
         row, name = next((number, name) for number, row in enumerate(rows) for name in row if name in unknown)

@@ -88,7 +88,7 @@ class View:
         return first, np.array(lists_ids) if any(lists_ids) else None
 
     def index_of(self, ids: Any) -> NDArray[np.int64]:
-        """The row numbers of some ids; RowIndexError where one is not here."""
+        """The row numbers of some ids; Raises RowIndexError if an id is missing."""
         wanted = whole_numbers(ids, "ids")
         if not len(wanted):
             return wanted
@@ -105,7 +105,7 @@ class View:
 
     @cached_property
     def _id_ranges(self) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
-        """(first, last) id of every segment; None where ids are not ascending, as after `select` in another order."""
+        """(first, last) id of every segment; None if ids are not ascending, as after `select` in another order."""
         if not all(segment.block.has_ascending_ids for segment in self.segments):
             return None
         ends = [segment.block.ids_of(np.array([segment.start, segment.stop - 1])) for segment in self.segments]
@@ -291,7 +291,7 @@ class View:
         return fingerprint([fields, len(self), digests])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """By content: rows, ids and where they came from, as one block."""
+        """Pickled by content: rows, ids and provenance, as one block."""
         ledger = self.ledger_at(np.arange(len(self))).ravel()
         return _from_content, (self.schema, self.columns(), self.ids, ledger, self.number, list(self.origins))
 

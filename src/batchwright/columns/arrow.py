@@ -25,7 +25,7 @@ from batchwright.columns.shard import ShardReader
 __all__ = ["ArrowShard"]
 
 _HELD_BYTES = 8 << 20
-"""Mapped pages that reading may leave in memory, and what bits of booleans may take as bytes at once."""
+"""Bytes of mapped pages that reading may leave in memory, and of booleans that are unpacked at once."""
 _MAGIC = b"ARROW1"
 _MESSAGE, _END = b"\xff" * 4, b"\xff" * 4 + bytes(4)
 """The first bytes of messages of a stream (since Arrow 0.15), and the last message, which marks the end."""
@@ -121,7 +121,7 @@ class ArrowShard(ShardReader):
                     taken_bytes = 0
 
     def _batches(self) -> Callable[[int], Any]:
-        """The record batches by number, asked for in order.
+        """The record batches by number, read in order.
 
         A reader of files goes to any batch at once, but copies. A stream reads over mapped batches at no cost.
         """

@@ -99,7 +99,7 @@ class FlatShard(ShardReader):
 
 
 class _RowReader:
-    """Rows of one column, asked for in order. What it returns is overwritten by the next call."""
+    """The rows of one column, read in order. The next call overwrites its result."""
 
     def __init__(self, column: FlatColumn, most_rows: int) -> None:
         self._column = column

@@ -1,7 +1,7 @@
 """Rows of Python values (JSONL, pickle) as columns. A child process decodes them into shared memory.
 
 Values are numbers, booleans, NumPy arrays, or nested lists of equal shape. A column's dtype is that of its arrays; of
-plain numbers it is bool, int64 or float64, float64 where both are in one column.
+plain numbers it is bool, int64 or float64, float64 if both are in one column.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Decoded:
         self.starts.append(first_row + len(rows))
 
     def finish(self) -> None:
-        """Tell what each column is: no more rows come."""
+        """Report the type of each column, after the last row."""
         found = {}
         for name, blocks in self.blocks.items():
             dtype = np.result_type(*{block.dtype for block in blocks})
@@ -85,7 +85,7 @@ class Decoded:
         self.schema = sorted_schema(found)
 
     def write(self, descriptor: int) -> None:
-        """Write the columns into a file as `column_offsets` says, and let go of each block that is written."""
+        """Write the columns into a file as `column_offsets` says, and free each written block."""
         offsets, num_bytes = column_offsets(self.schema, self.starts[-1])
         os.ftruncate(descriptor, num_bytes)
         for name, column in self.schema.items():
@@ -114,7 +114,7 @@ def _write_all(descriptor: int, data: memoryview, offset: int) -> int:
 
 
 def column_offsets(schema: Schema, rows: int) -> tuple[dict[str, int], int]:
-    """(where the column of each name begins in shared memory, the length of all)."""
+    """Return (the offset of each column in shared memory, by name; the length of all)."""
     offsets, end = {}, 0
     for name, column in schema.items():
         offsets[name] = end
@@ -236,7 +236,7 @@ def _stacked(
     array = _array_of(values)
     if array is not None and (before is None or array.shape[1:] == before):
         return array
-    # Something is wrong: row by row, to say where.
+    # A value is wrong: look row by row, to name its place.
     for row, value in enumerate(values, first_row):
         one = _array_of([value])
         if one is None:

@@ -79,7 +79,7 @@ def _columns_in(memory: int, schema: Schema, rows: int) -> dict[str, NDArray[Any
 
 
 def expected_bytes(path: str, kind: str) -> int:
-    """Memory that decoding a shard takes, about: by its size, and the size that a gzip file says it has unpacked."""
+    """The approximate memory for decoding a shard, from its size, and the unpacked size stored in a gzip file."""
     with open(path, "rb") as file:
         size, begins = os.fstat(file.fileno()).st_size, file.read(4)
         unpacked = size

@@ -55,7 +55,7 @@ class ShardReader(abc.ABC):
     path: str
     rows: int
     schema: Schema
-    """Of the columns asked for."""
+    """The schema of the requested columns."""
     decode_bytes: int
     """The most memory for reading beyond the arrays handed out, a child's included. Computed from the file alone, so
     it is the same on every machine."""
@@ -64,8 +64,8 @@ class ShardReader(abc.ABC):
     def chunks(self, wanted: Wanted, rows_per_chunk: int) -> Iterator[dict[str, NDArray[Any]]]:
         """The columns of the wanted rows: a slice with a step of 1 or more, or sorted row numbers.
 
-        At most `rows_per_chunk` rows at a time, in order. The arrays are only to be read, and only until the next chunk
-        is asked for: their memory is used again. Formats that can seek read only wanted rows.
+        At most `rows_per_chunk` rows at a time, in order. The arrays are only to be read, and only until the next
+        chunk is requested: their memory is used again. Formats that can seek read only wanted rows.
         """
 
     @abc.abstractmethod
@@ -86,7 +86,7 @@ class ShardHeader:
 
     format: str
     rows: int | None
-    """None: only decoding it tells."""
+    """None if only decoding can tell."""
     schema: Schema | None
     decode_bytes: int
 
@@ -110,7 +110,7 @@ def open_shard(
 ) -> ShardReader:
     """A shard, ready to be read. Columns that are not in `columns` are neither read nor checked.
 
-    `budget` is the memory in bytes that decoding may take in a child process, where the format needs one.
+    `budget` is the memory in bytes that decoding may take in a child process, if the format needs one.
     """
     file, kind = _checked(path, allow_pickle)
     return _open(file, kind, columns, budget)
@@ -144,7 +144,7 @@ def content_mark(path: str | Path) -> str:
 
 
 def _checked(path: str | Path, allow_pickle: bool) -> tuple[str, str]:
-    """The path and the format of a file that is there and has content."""
+    """The path and the format of an existing file with content."""
     file = str(local_path(path=path))
     kind, name = format_of(file), os.path.basename(file.rstrip("/"))
     endings = "files named " + ", ".join(f"*{ending}" for ending in EXTENSIONS)

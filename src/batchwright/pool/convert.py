@@ -79,7 +79,7 @@ class Conversion:
     shards: tuple[ConvertedShard, ...]
     seconds: float
     speed: ReadingSpeed | None
-    """None where no shard has a row."""
+    """None if no shard has a row."""
 
 
 def convert(
@@ -203,7 +203,7 @@ class _Manifest:
             self._files = {}  # the files there are unknown, so none is skipped or written over
 
     def is_ours(self, name: str) -> bool:
-        """Whether a file is there, as it was made."""
+        """Whether a file exists, unchanged since it was made."""
         path = self.folder / name
         said = self._files.get(name)
         return said is not None and path.is_file() and content_mark(path) == said.get("mark")

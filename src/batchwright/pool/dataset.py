@@ -204,7 +204,7 @@ class StreamingMixedShardDataset:
         return self._passes.run.cursor
 
     def __len__(self) -> int:
-        """The length of a whole epoch on this rank: positions, or batches where there is a batch_size."""
+        """The length of a whole epoch on this rank: positions, or batches if there is a batch_size."""
         if self.batch_size is not None:
             return self.num_batches(self.batch_size)
         ranks = self._passes.ranks

@@ -46,7 +46,7 @@ class Needs:
         return rows * self._bytes_of_a_row + fixed
 
     def most_rows(self, limit_bytes: int, pool_entries: int) -> int:
-        """Rows that fit under a limit; 0 where the limit does not hold what any pool needs."""
+        """The rows that fit under a limit. 0 if the limit is below the needs of any pool."""
         return max(0, (limit_bytes - self.bytes_of(0, pool_entries)) // self._bytes_of_a_row)
 
     @property

@@ -32,12 +32,12 @@ __all__ = ["Passes", "Transform"]
 log: logging.Logger = logging.getLogger("batchwright")
 Transform = Callable[[Columns], Mapping[str, Any]]
 _ROWS_AT_ONCE = 1024
-"""Rows that are drawn at once where they are handed out one by one."""
+"""The rows drawn at once when they are handed out one by one."""
 
 
 @dataclass(kw_only=True)
 class Passes:
-    """A stream, and where this process is in it. A newer pass ends the one before."""
+    """A stream, and the position of this process in it. A newer pass ends the one before."""
 
     plan: PoolPlan
     num_directories: int
@@ -198,7 +198,7 @@ class Passes:
     # Warnings
 
     def _warn(self, process: Process, rows: int, is_even: bool) -> None:
-        """Say before anything is read what will end badly."""
+        """Report, before anything is read, the settings that will fail."""
         if rows > 1 and not is_even and not self.plan.in_order:
             self._warn_of_uneven_ranks(process, rows)
         warning = limit_warning(self.plan, self.run.cursor, self.lanes_here)
@@ -276,7 +276,7 @@ class Passes:
 
     @property
     def _settings(self) -> dict[str, Any]:
-        """Settings that must be the same where a state is loaded, besides shards and seed."""
+        """The settings that must be the same to load a state, besides shards and seed."""
         return {
             "augmentation": self.augmentation and self.augmentation.name,
             "factor": self.plan.factor,

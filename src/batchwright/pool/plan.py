@@ -127,7 +127,7 @@ class PoolPlan:
 
     def drawn_from(self, cursor: Cursor, lane: int) -> Iterator[tuple[NDArray[np.int64], int]]:
         """(entries, number of entries before them) of a lane in an epoch, from one refill to the next. Nothing is
-        read: an entry is row * factor + which, by the row's number in the lane. Ends where memory would end it."""
+        read: an entry is row * factor + which, by the row's number in the lane. Ends if memory would run out."""
         rows = self._lane_shards(lane, cursor.lanes, self.max_memory_bytes)
         with suppress(NoRoom):
             for generation in generations(self._refills(rows, cursor, lane), self._names(cursor.epoch, lane)):

@@ -73,7 +73,7 @@ class Room:
     headroom_rows: int
     """Places beyond those, so that reading can be ahead of drawing."""
     check: Callable[[int], None]
-    """Called with the bytes of new memory that a refill will touch; raises where the machine does not have them."""
+    """Called with the bytes of new memory that a refill will touch; raises if the machine does not have them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ class RefilledPool:
         """The next entries by column, the number of each among the entries of its row, and how many they are: `most`,
         or fewer at the end.
 
-        Raises what stopped the reader, once everything before was drawn.
+        Raises the error that stopped the reader, once all earlier rows were drawn.
         """
         if os.getpid() != self._pid:
             raise PlanError(
@@ -153,7 +153,7 @@ class RefilledPool:
         return self._layout.unpack(records[:filled], self._memory), which[:filled], filled
 
     def _generation(self, may_raise: bool) -> _Generation | None:
-        """The generation from which the next entry is drawn; None where there is none, or an error is to be raised."""
+        """The generation from which the next entry is drawn; None if there is none, or an error is to be raised."""
         while (current := self._current) is None or self._taken == current.draws:
             if self._is_closed or self.is_at_end:
                 return None
@@ -415,7 +415,7 @@ def _placed(left: NDArray[Any], factor: int) -> tuple[NDArray[Any], NDArray[Any]
     rows = np.sort(left // factor)  # np.unique hashes: ten times the memory
     rows = rows[np.append(True, rows[1:] != rows[:-1])[: len(rows)]]
     order = np.empty(len(left), _type_for(len(rows) * factor))
-    for start in range(0, len(left), _LOOKED_UP_AT_ONCE):  # what finding places needs beside the result stays small
+    for start in range(0, len(left), _LOOKED_UP_AT_ONCE):  # the memory for finding places stays small beside the result
         part = slice(start, start + _LOOKED_UP_AT_ONCE)
         row, which = np.divmod(left[part], factor)
         order[part] = np.searchsorted(rows, row) * factor + which

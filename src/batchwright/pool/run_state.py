@@ -19,7 +19,7 @@ class Process(NamedTuple):
     rank: int
     world_size: int
     worker: int | None = None
-    """None: the process of the training loop itself."""
+    """None for the process of the training loop itself."""
     workers: int = 0
 
     @property

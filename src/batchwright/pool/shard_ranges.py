@@ -65,7 +65,7 @@ class ShardRange:
     """Numbers that are asked for. `str` gives the text that means them."""
 
     stretches: tuple[Stretch, ...] | None
-    """In rising order and apart; None means all numbers that there are."""
+    """In rising order and apart; None means all existing numbers."""
 
     @property
     def is_all(self) -> bool:
@@ -117,7 +117,7 @@ def choose(
     index: int | None = None,
     parameter: str = "shard_ranges",
 ) -> list[int]:
-    """The numbers of a range out of those that are there, in rising order; an error lists those that are missing.
+    """The numbers of a range among the existing ones, in rising order. An error lists the missing numbers.
 
     "all" must have no gaps, unless fewer than half of the numbers between the first and the last are there. Such
     numbers are ids, and their gaps are not missing shards.

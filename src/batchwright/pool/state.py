@@ -156,7 +156,7 @@ class ShardNames:
 
     @cached_property
     def state(self) -> dict[str, Any]:
-        """For a state: a name for all of them, and what finds the ones that changed."""
+        """For a state: a name for all of them, and the marks that find changed ones."""
         return {
             "fingerprint": fingerprint([self.ranges, list(self.marks)]),
             "ranges": self.ranges,

@@ -122,7 +122,7 @@ class Symmetry:
         return block
 
     def _exchanged(self, name: str, column: NDArray[Any], role: Role, rows_of: list[NDArray[np.intp]]) -> NDArray[Any]:
-        """Players or values, seen by the other player where the element exchanges the two."""
+        """Players or values, seen by the other player if the element exchanges the two."""
         rows = np.concatenate([rows_of[element] for element in _EXCHANGING[self.group]])
         before = column[rows]
         bad = np.argwhere(_is_encoded_otherwise(before, role))
@@ -239,7 +239,7 @@ _TYPES = {
 
 @lru_cache(maxsize=64)
 def _roles(symmetry: Symmetry, schema: tuple[tuple[str, Column], ...]) -> tuple[int, dict[str, Role]]:
-    """(n, the role of each column that a symmetry changes). Raises where names are missing or do not fit."""
+    """(n, the role of each column that a symmetry changes). Raises if names are missing or do not fit."""
     return _Assignment(symmetry, dict(schema)).roles()
 
 

@@ -37,7 +37,7 @@ def lanes_of_worker(drawn: Sequence[int], mine: Sequence[int], worker: int, work
 
 
 def next_lane(drawn: Sequence[int], ends: Sequence[int], lanes: Sequence[int]) -> int | None:
-    """The lane whose turn is next; None where all are at their end."""
+    """The lane whose turn is next; None if all are at their end."""
     live = [lane for lane in lanes if drawn[lane] < ends[lane]]
     return min(live, key=lambda lane: (drawn[lane], lane), default=None)
 

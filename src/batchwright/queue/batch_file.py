@@ -48,7 +48,7 @@ _FIRST_READ_BYTES = 4096
 """Most headers are shorter: one read is enough."""
 _MOST_HEADER_BYTES = 1 << 24
 _LARGE_FILE_BYTES, _LARGE_UNIT = 1 << 22, 1 << 16
-"""Fields that begin where the kernel's large pages do are written a fifth faster."""
+"""Fields aligned to the kernel's large pages are written a fifth faster."""
 _CHUNK_BYTES = 1 << 20
 """The bytes read and hashed at a time. Hashing then finds them in the processor's cache."""
 
@@ -157,8 +157,8 @@ class BatchFileWriter:
         writer.finish()
     os.replace(part, path)
 
-    A file that was closed without `finish` is damaged for every reader, and the caller's to remove. A full disk is the
-    OSError that the system gives, where it can be at once: before a batch is made.
+    A file that was closed without `finish` is damaged for every reader, and the caller's to remove. A full disk
+    raises the system's OSError, if possible before a batch is made.
     """
 
     def __init__(self, path: str | os.PathLike[str], facts: FileFacts) -> None:
@@ -296,7 +296,7 @@ def _damaged(name: str, reason: str) -> DamagedFile:
 
 
 def _read_header(descriptor: int, name: str) -> tuple[FileFacts, list[int], int]:
-    """(facts, checksums of the fields, where the first field begins). All sizes fit the file's."""
+    """Return (facts, checksums of the fields, the offset of the first field). All sizes fit the file's."""
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode):
         raise _damaged(name, "it is not a file")
@@ -328,7 +328,7 @@ def _read_header(descriptor: int, name: str) -> tuple[FileFacts, list[int], int]
 
 
 def _read_and_hash(descriptor: int, into: NDArray[np.uint8], offset: int, name: str) -> int:
-    """Fill memory from a file, and the checksum of what came."""
+    """Fill memory from a file, and return the checksum of the bytes read."""
     hashed = xxhash.xxh3_64()
     view = into.data
     done = 0

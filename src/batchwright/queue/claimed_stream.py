@@ -17,7 +17,7 @@ from batchwright.queue.streams import SplitReader, StreamCounts, check_shape, re
 __all__ = ["ClaimedStream"]
 
 _TAKES_PER_LOOK = 8
-"""Batches between two looks whether the next file is there, to read it ahead."""
+"""The number of batches between two checks for the next file, to read it ahead."""
 
 
 @dataclass(slots=True, eq=False)
@@ -26,7 +26,7 @@ class _ClaimedFile:
 
     claim: Claim
     file: LoadedFile | None
-    """None when all of it was handed out."""
+    """None if all rows were handed out."""
     shape: FileShape
     num_rows: int
     first: int

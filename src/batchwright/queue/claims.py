@@ -52,13 +52,13 @@ class Claim:
         return self.path.exists()
 
     def done(self) -> bool:
-        """Delete the file, which makes room for another. False where it was given to another consumer meanwhile."""
+        """Delete the file, which makes room for another. False if it was given to another consumer meanwhile."""
         is_there = True
         try:
             self.path.unlink()
         except FileNotFoundError:
             is_there = False
-        self.rest()  # not where the file could not be deleted: it is still claimed
+        self.rest()  # not if the file could not be deleted: it is still claimed
         with contextlib.suppress(OSError):
             rows_beside(self.path).unlink()
         return is_there
@@ -163,7 +163,7 @@ def beginning(folder: SplitFolder) -> tuple[int, int]:
 
 
 def give_back(folder: SplitFolder, claim: Claim) -> None:
-    """End a claim: rows that are not recorded are there for others, or for this consumer later."""
+    """End a claim: rows that are not recorded are left to others, or to this consumer later."""
     claim.rest()
     with folder.one_at_a_time():
         _return_path(folder, claim.number, claim.path)

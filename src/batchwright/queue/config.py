@@ -246,7 +246,7 @@ class _Loading:
                     self._add(error.headline, self._at(name), f"{option}{error.remedy}")
 
     def check_dataset(self) -> None:
-        """That the dataset has a folder, and a provider in it."""
+        """Check that the dataset has a folder, with a provider in it."""
         dataset, at = self.values.get("dataset"), self._at("dataset")
         if "dataset" not in self.values:
             return
@@ -265,7 +265,7 @@ class _Loading:
             self._add(what, str(folder), f"write {folder / PROVIDER_FILE} with a DataProviderBase subclass")
 
     def ask_validator(self, config: SharedConfig) -> None:
-        """Add what `validate(config)` of a validator.py beside the config says."""
+        """Add the problems from `validate(config)` of a validator.py beside the config."""
         file = self.path.parent / _VALIDATOR_FILE
         if not file.is_file() or self.has_failed:  # the check of half a config could only repeat known problems
             return

@@ -83,7 +83,7 @@ def problem_of(error: BaseException, file: Path) -> Problem:
 
 
 def literal_dataset(file: Path) -> str | None:
-    """The value of a plain `dataset = '...'`; None where another line might set that name too."""
+    """The value of a plain `dataset = '...'`; None if another line might set that name too."""
     try:
         tree = ast.parse(file.read_bytes())
     except (SyntaxError, ValueError, OSError):

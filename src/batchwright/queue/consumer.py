@@ -213,7 +213,7 @@ class DatasetConsumer:
         return clear_errors(self._queue.path)
 
     def _stream(self, split: str) -> BatchStream:
-        """The stream of a split, made when it is first asked for; anew in a child process that was forked."""
+        """The stream of a split, made on first use, and again in a forked child process."""
         if self._is_closed:
             raise SpecError(
                 "this consumer is closed", parameter="consumer", remedy="DatasetConsumer(...) opens the queue again"
@@ -301,7 +301,7 @@ class DatasetConsumer:
         return self._provider is not None or (self._queue.path / split).is_dir()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go where a state says, in every split that it names. Files that were deleted since are made again."""
+        """Go to the position of a state, in every split that it names. Files that were deleted since are made again."""
         places = checked_state(state, self._fingerprint)
         with self._lock:
             for split, (position, shape) in places.items():
@@ -310,7 +310,7 @@ class DatasetConsumer:
                     stream.seek(position, shape, can_be_made_again=self._meta.reproducible)
 
     def stats(self) -> dict[str, Any]:
-        """Counts of each split: batches, rows and files, waits in seconds, what came again and why."""
+        """Counts of each split: batches, rows and files, waits in seconds, repeated batches and the reasons."""
         if self._is_closed:
             return copy.deepcopy(self._last_stats)
         stats: dict[str, Any] = {}

@@ -15,7 +15,7 @@ __all__ = ["InProcessStream"]
 
 
 class InProcessStream:
-    """The rows that a provider makes, when they are asked for: the same ones as in its files."""
+    """The rows of a provider, made on demand. They equal the rows of its files."""
 
     def __init__(self, provider: DataProviderBase, split: str, rank: int, world_size: int) -> None:
         self.provider = provider
@@ -72,7 +72,7 @@ class InProcessStream:
             self._making, made = (file, self.provider.batches(self.split, file)), None
             self.counts.files += 1
         number = -1 if made is None else made[1]
-        self._made = None  # where sample_batch raises, the next call begins the file again
+        self._made = None  # if sample_batch raises, the next call begins the file again
         while number < index:
             batch = _copied(next(self._making[1]))
             number += 1

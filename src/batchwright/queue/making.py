@@ -23,7 +23,7 @@ class UnfinishedFile:
     """A number that a provider makes, and the file that it writes."""
 
     number: int | None
-    """None: of the kept batches."""
+    """None for the kept batches."""
     path: Path
     inode: int
     """A file of the same name with another inode is not this one: its maker seemed dead, and woke up."""
@@ -72,7 +72,7 @@ def _take_over(folder: SplitFolder, number: int, maker: str) -> bool:
 
 
 def begin_kept(folder: SplitFolder, provider: QueueMember, is_due: Callable[[Path], bool]) -> UnfinishedFile | None:
-    """As `begin`, for the kept batches: if they are due, and no other provider makes them."""
+    """Like `begin`, for the kept batches, if they are due and no other provider makes them."""
     with folder.one_at_a_time():
         if not is_due(folder.kept_path):
             return None

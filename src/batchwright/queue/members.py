@@ -93,7 +93,7 @@ class ProviderFailure(msgspec.Struct, frozen=True):
     error: str
     """Its class and text."""
     place: str
-    """File and line of the user's code, where there is one."""
+    """The file and line of the user's code, if known."""
     traceback: str
     at: float
 
@@ -123,7 +123,7 @@ class QueueMember:
         self.id: str = self.facts.id
         self.path: Path = who / self.id
         self._line = msgspec.json.encode(self.facts) + b"\n"
-        self._lock = threading.RLock()  # a collector may let go of a member in the middle of a beat
+        self._lock = threading.RLock()  # a collector may free a member in the middle of a beat
         self._count = 0
         self._left = threading.Event()
         self._last_beat = time.monotonic()
@@ -172,7 +172,7 @@ class QueueMember:
                 self._last_beat = now
 
     def say(self, what: str = "", split: str = "", number: int = -1) -> None:
-        """Write down what this process does now."""
+        """Record the current activity of this process."""
         line = msgspec.json.encode(Activity(what[:200], split, number, time.time())).ljust(_DOING_BYTES)
         with self._lock, contextlib.suppress(OSError):  # for people only: a full disk is not this call's to tell
             if not self._left.is_set():

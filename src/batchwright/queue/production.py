@@ -97,7 +97,7 @@ class _Production:
     # The beginning
 
     def _begin(self, accept_change: bool) -> None:
-        """Write the meta, or go by the one that is there."""
+        """Write the meta, or follow the existing one."""
         for path in self.queue.who.glob("*.died"):  # a provider is here again: consumers wait for its files
             path.unlink(missing_ok=True)
         self.member.say(_READS)
@@ -127,7 +127,7 @@ class _Production:
             self._check_is_reproducible()
 
     def _go_on(self, there: Meta, mine: Meta, accept_change: bool) -> None:
-        """Make files for a queue that is there: of the same provider, or of one that differs and may."""
+        """Make files for an existing queue, of the same provider or of a different one that is accepted."""
         changed = differences(there.stamp, mine.stamp)
         is_alone = not self._others_have_begun()
         if changed and is_alone and self._begins_anew():
@@ -241,7 +241,7 @@ class _Production:
                 return False
             is_published = making.publish(folder, part, durable=self.provider.durable)
         except BaseException:
-            with contextlib.suppress(OSError, QueueError):  # the first error says more
+            with contextlib.suppress(OSError, QueueError):  # the first error is more helpful
                 making.give_up(folder, part)
             raise
         self.is_full = False
@@ -252,7 +252,7 @@ class _Production:
         return is_published
 
     def _write(self, folder: SplitFolder, part: UnfinishedFile) -> bool:
-        """Write all batches of a file. False where the provider was stopped before."""
+        """Write all batches of a file. False if the provider was stopped before."""
         batches = self._batches(folder.name, part.number)
         with BatchFileWriter(part.path, self._facts(folder.name, part.number)) as writer:
             while not self.provider._stopping.is_set():

@@ -76,7 +76,7 @@ class DataProviderBase:
         **config: Any,
     ) -> None:
         """`data_dir`: the dataset's folder. `batch_size`: rows of a batch; `block_size` and `target_size`: sizes of a
-        row, for `sample_batch`. `batches_per_file`: batches of a file. `seed`: what batches are drawn from. `verbose`:
+        row, for `sample_batch`. `batches_per_file`: batches of a file. `seed`: the seed of the batches. `verbose`:
         say more. `config`: all other names of the shared config.
 
         `max_backlog_files`: no new file is begun while this many of a split wait. `durable`: a power cut loses none.
@@ -189,7 +189,7 @@ class DataProviderBase:
         return self._knows
 
     def go_by(self, meta: Meta) -> None:
-        """Make files of a queue whose `meta` says the same as this provider, in other words."""
+        """Make files of a queue whose `meta` is equivalent to this provider's, in another form."""
         self._knows = meta, fields_of(meta.said)
 
     def num_batches(self, split: str) -> int:
@@ -217,7 +217,7 @@ class DataProviderBase:
     # Files
 
     def stop(self) -> None:
-        """End `run` after the batch that is being made; the next one at once, where none runs.
+        """End `run` after the current batch. If none runs, the next `run` ends at once.
 
         From any thread, and from a signal handler.
         """

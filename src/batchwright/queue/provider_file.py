@@ -61,11 +61,11 @@ def _load(folder: Path, names: Mapping[str, Any]) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     module.__dict__.update(names)
     _put_on_path(folder.resolve())
-    sys.modules[name] = module  # where dataclasses, pickle and inspect look for it
+    sys.modules[name] = module  # dataclasses, pickle and inspect look for it there
     try:
         with tokenize.open(file) as opened:  # in the encoding that it declares
             text = opened.read()
-        module.__dict__["__source__"] = text  # what runs: the file may be edited before its stamp is taken
+        module.__dict__["__source__"] = text  # the text that runs: the file may be edited before its stamp is taken
         code = compile(
             _without_defaults(ast.parse(text, str(file.resolve())), names),
             str(file.resolve()),

@@ -38,7 +38,7 @@ def refuse_beside_ranks(folder: SplitFolder, ranks: list[MemberFacts]) -> None:
 
 
 def refuse_after_ranks(folder: SplitFolder, consumer: QueueMember) -> None:
-    """Refuse a single consumer where ranks have read: their records count in steps of all of them."""
+    """Refuse a single consumer after ranks have read. Their records count in steps of all ranks."""
     if not folder.records.are_there():
         return
     refuse_beside_ranks(folder, living_ranks(folder, consumer))

@@ -44,7 +44,7 @@ class RankStream:
     def __init__(
         self, source: SplitReader, membership: Membership, rank: int, world_size: int, *, at_once: bool
     ) -> None:
-        """`at_once`: a step is recorded when the next one is asked for; otherwise only by `record`."""
+        """`at_once`: a step is recorded at the request for the next one; otherwise only by `record`."""
         self.source = source
         self.folder = source.folder
         self.reader = source.reader
@@ -117,7 +117,7 @@ class RankStream:
         return joined(pieces), first, place
 
     def _inside_file(self, place: Position) -> Position:
-        """The same place, as a row that its file has."""
+        """The same place, as an existing row of its file."""
         number, row = place
         while row >= (num_rows := self._file(number).num_rows):
             number, row = number + 1, row - num_rows
@@ -179,7 +179,7 @@ class RankStream:
             self._files.clear()
 
     def _join(self, position: Position | None) -> Position:
-        """The place where this rank begins: the given one, where it was, or where the ranks begin together."""
+        """The first place of this rank: the given one, its last one, or the common start of the ranks."""
         self._leave()
         folder, records, me = self.folder, self.folder.records, self.membership.member
         with folder.one_at_a_time():

@@ -64,7 +64,7 @@ class LoadedFile:
 
 @dataclass(frozen=True, slots=True)
 class _Ahead:
-    """A file that a thread reads: its result, and a signal that it is there."""
+    """A file that a thread reads: its result, and a signal that it is ready."""
 
     identity: tuple[int, ...]
     found: list[LoadedFile | BaseException] = field(default_factory=list)
@@ -126,7 +126,7 @@ class BatchFileReader:
         if self._tasks is not None:
             done: SimpleQueue[None] = SimpleQueue()
             self._tasks.put(partial(done.put, None))
-            with contextlib.suppress(Empty):  # where threads have ended already, with the interpreter
+            with contextlib.suppress(Empty):  # if threads have ended already, with the interpreter
                 done.get(timeout=_MOST_SECONDS_TO_FINISH)
 
     def close(self) -> None:

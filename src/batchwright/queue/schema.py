@@ -163,10 +163,10 @@ def _kind(value: Any) -> str:
 
 
 def checked(batch: Any, fields: tuple[BatchField, ...], batch_size: int, *, where: str) -> list[NDArray[Any]]:
-    """The batch's arrays in the order of the fields: native, C-contiguous, over the given memory where it can be.
+    """The batch's arrays in the order of the fields: native, C-contiguous, over the given memory if possible.
 
     A dict (or an Arrow RecordBatch or Table) of NumPy arrays, torch tensors, or Arrow arrays: numbers for shape [],
-    lists of one length or fixed shape tensors for others. `where` says which batch this is, for the SampleError.
+    lists of one length or fixed shape tensors for others. `where` names the batch for the SampleError.
     """
     if type(batch) is dict and len(batch) == len(fields):  # a good batch takes a few microseconds
         arrays = []
@@ -188,7 +188,7 @@ def checked(batch: Any, fields: tuple[BatchField, ...], batch_size: int, *, wher
 
 
 def _tensor_to_numpy(value: Any) -> NDArray[Any] | None:
-    """A torch tensor's own memory, or a copy from its device. None where NumPy has no such type."""
+    """A torch tensor's own memory, or a copy from its device. None if NumPy has no such type."""
     torch = sys.modules.get("torch")  # asked only if the program has loaded it itself
     if torch is None or not isinstance(value, torch.Tensor):
         return None
@@ -258,7 +258,7 @@ def _fitting(given: Mapping[Any, Any], field: BatchField, batch_size: int) -> ND
 
 
 def _array(value: Any, name: str) -> NDArray[Any] | None:
-    """The value as an array. None where NumPy has no such type."""
+    """The value as an array. None if NumPy has no such type."""
     torch, pa = sys.modules.get("torch"), sys.modules.get("pyarrow")
     if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
         raise _Unfit("has masked values: a batch has a number everywhere")

@@ -27,7 +27,7 @@ _NOT_DATA = {
     *("batch_size", "batches_per_file", "val_batches", "max_backlog_files", "sleep_seconds"),
     *("verbose", "durable", "data_dir", "seed"),
 }
-"""These settings decide how much is made at a time, and when and where, and not the content of a row. (The seed is
+"""These settings decide the amount, time and place of production, not the content of a row. (The seed is
 compared by itself.)"""
 
 
@@ -37,7 +37,7 @@ class Stamp:
 
     meta: dict[str, Any]
     source: dict[str, str]
-    """The code of each file (or class, where there is no file), without comments and docstrings."""
+    """The code of each file (or class, if there is no file), without comments and docstrings."""
     settings: dict[str, Any]
     seed: int
     inputs: dict[str, str] = field(default_factory=dict)
@@ -136,7 +136,7 @@ def _source_of(provider: Any) -> dict[str, str]:
             found[f"{kind.__module__.replace('.', '/')}.py"] = normalised(_read(path))
     beside = folder / "prepare_streaming.py"
     if any(getattr(module, "__file__", None) == str(beside) for module in list(sys.modules.values())):
-        _add_file(beside, folder, found)  # where it only imports the class, it may still set something
+        _add_file(beside, folder, found)  # if it only imports the class, it may still set something
     return dict(sorted(found.items()))
 
 

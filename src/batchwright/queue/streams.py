@@ -32,7 +32,7 @@ class BatchStream(Protocol):
     counts: StreamCounts
 
     def peek(self, num_rows: int | None) -> tuple[Arrays, Any]:
-        """The next rows, and what `move` needs. None: as many as the provider put into a batch."""
+        """The next rows, with the argument for `move`. None: as many as the provider put into a batch."""
 
     def move(self, taken: Any) -> None:
         """The rows that `peek` gave are handed out."""
@@ -47,7 +47,7 @@ class BatchStream(Protocol):
         """Go on at a place of files that are cut like this."""
 
     def release(self, *, record: bool) -> None:
-        """Give all files back: rows that are not recorded are there for others."""
+        """Give all files back. Rows that are not recorded are left to others."""
 
     def drop(self) -> None:
         """Close everything, without giving files back. Others find that their holder is gone."""
@@ -87,7 +87,7 @@ class SplitReader:
         self.counts: StreamCounts = StreamCounts()
 
     def load(self, path: Path, number: int | None, claim: Claim | None = None) -> LoadedFile | None:
-        """A file that was verified. None where it was damaged: it is in quarantine now."""
+        """A file that was verified. None if it was damaged: it is in quarantine now."""
         inode = path.stat().st_ino
         try:
             file = self.reader.load(path)
@@ -135,7 +135,7 @@ class SplitReader:
 
 
 def check_shape(of_state: FileShape | None, of_file: FileShape, file: str) -> None:
-    """That a file is cut as a state counts: cut otherwise, it holds other rows."""
+    """Check that a file is cut as in a state. With another cut, its batches hold other rows."""
     if of_state is None or of_state == of_file:
         return
     parameter = "batches_per_file"

@@ -45,7 +45,7 @@ class Verified:
 def verify_queue(path: str | os.PathLike[str], *, quarantine: bool = False) -> Verified:
     """Check all files that wait, are claimed or kept. Others may work on the queue meanwhile.
 
-    `quarantine`: damaged files that wait are put aside, and asked for again. One that a consumer has is left to it.
+    `quarantine`: damaged files that wait are put aside, and requested again. One that a consumer has is left to it.
     """
     queue = find_queue(path)
     found = Verified(queue.path)

@@ -103,7 +103,7 @@ def open_raw(path: Path) -> io.BufferedReader:
 
 
 class _Decompressed(io.RawIOBase):
-    """A decompressing stream as a plain one, with errors that name the file, and a limit on what comes out."""
+    """A decompressing stream as a plain one, with errors that name the file, and a limit on its output."""
 
     def __init__(self, path: Path, kind: str) -> None:
         self._path, self._kind = path, kind

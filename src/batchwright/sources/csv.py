@@ -108,7 +108,7 @@ def _header_fault(names: list[str], line: int) -> Malformed | None:
 
 
 def _delimiter_fault(names: list[str], columns: Sequence[str] | None, delimiter: str) -> Malformed | None:
-    """A header of one column that another delimiter would cut, unless that column is the one that is wanted."""
+    """A header of one column that another delimiter would cut, unless that column is the wanted one."""
     is_wanted = columns is not None and (not columns or names[0] in columns)
     other = _other_delimiter(names[0], delimiter)
     if len(names) > 1 or is_wanted or other is None:

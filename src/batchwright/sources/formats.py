@@ -125,7 +125,7 @@ class Format:
         return replace(self, options=dict(options))
 
     def with_unique_keys(self) -> Format:
-        """This format, where an object with a key twice is a fault unless the user said otherwise; if it can tell."""
+        """This format, with repeated keys as faults if it can detect them, unless the user chose otherwise."""
         if not self.asks_for("unique_keys"):
             return self
         return self.with_options({"unique_keys": True, **self.options})
@@ -185,7 +185,7 @@ def register_format(
 
 
 def format_for(path: str, named: str | None = None) -> Format:
-    """The format of a file: the one that was named, or the one its extension means.
+    """The format of a file: the named one, or the one of its extension.
 
     >>> format_for("a/b.jsonl.gz").name
     'jsonl'
@@ -224,7 +224,7 @@ def _unknown_extension(path: str, suffix: str) -> SourceError:
 
 
 def known_extensions() -> list[str]:
-    """Every extension that says a format, and those that say a compression. Installed packages are not asked.
+    """All extensions of formats and of compressions. Installed packages are not asked.
 
     >>> ".jsonl" in known_extensions(), ".gz" in known_extensions()
     (True, True)

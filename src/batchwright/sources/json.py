@@ -136,7 +136,7 @@ class _Text:
         raise ValueError(f"{self.place()}: {what}") from None
 
     def place(self) -> str:
-        """The line, counted on from where it was asked for last: from the beginning it would take ever longer."""
+        """The current line, counted from the last request. Counting from the start would take ever longer."""
         self._line += self._kept.count("\n", self._counted, self._at)
         self._counted = self._at
         return f"line {self._line:,}"

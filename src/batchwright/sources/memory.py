@@ -20,7 +20,7 @@ from batchwright.sources.formats import Malformed, Row
 __all__ = ["TableRows", "table_rows"]
 
 _PIECE_ROWS = 1024
-"""Rows that are hashed at once. Part of a table's fingerprint, and where it can be cut."""
+"""Rows that are hashed at once. This number is part of a table's fingerprint, and tables are cut at its multiples."""
 
 
 def table_rows(source: Any) -> TableRows | None:

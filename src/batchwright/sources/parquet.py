@@ -22,7 +22,7 @@ __all__ = ["read_parquet"]
 
 _BATCH_ROWS = 4096
 _BATCH_BYTES = 8 << 20
-"""Decoded at once, as far as the file says how large rows are."""
+"""Bytes decoded at once, by the size of rows in the file."""
 _DAMAGE = (pa.ArrowException, OSError)
 
 

@@ -157,6 +157,6 @@ def _value(data: bytes, column: str) -> Any:
     if kind in _TEXT:
         return data.decode("utf-8-sig")
     if kind == "json":
-        text = data.decode("utf-8-sig")  # says where a bad byte is, which the JSON library does not
+        text = data.decode("utf-8-sig")  # names the place of a bad byte, which the JSON library does not
         return msgspec.json.decode(text)
     return data

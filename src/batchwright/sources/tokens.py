@@ -192,7 +192,7 @@ def _open_bin(path: str, dtype: np.dtype[Any]) -> TokenFile:
 
 
 def _npy_header(path: str) -> tuple[np.dtype[Any], tuple[int, ...], int]:
-    """(dtype, shape, where the data starts) of a .npy file with one dimension, or two in C order."""
+    """(dtype, shape, offset of the data) of a .npy file with one dimension, or two in C order."""
     again = "np.save of a one-dimensional array of whole numbers"
     with open(path, "rb") as file:
         try:
@@ -295,7 +295,7 @@ def _open_megatron(path: str, dtype: np.dtype[Any]) -> TokenFile:
 
 
 def _megatron_header(index: str) -> tuple[np.dtype[Any], int, int]:
-    """(type of the ids, sequences, borders of documents) of an index that is as long as it says."""
+    """(type of the ids, sequences, borders of documents) of an index whose length matches its header."""
     with open(index, "rb") as file:
         head, size = file.read(_MEGATRON_HEADER.size), os.fstat(file.fileno()).st_size
     if len(head) < _MEGATRON_HEADER.size or not head.startswith(_MEGATRON_MAGIC):

@@ -175,7 +175,7 @@ def _rows_of_file(span: Span, kind: Format, columns: Sequence[str] | None) -> It
 
 
 def _keywords(kind: Format, columns: Sequence[str] | None) -> dict[str, Any]:
-    """Keywords for a format's function: those it asked for, and the user's options."""
+    """Keywords for a format's function: the requested ones, and the user's options."""
     options = dict(kind.read_options)
     if kind.asks_for("columns"):
         options["columns"] = columns
@@ -216,7 +216,7 @@ def _read_lines(which: int, span: Span, kind: Format, stream: BufferedReader) ->
             elif not line.isspace():
                 yield which, number, _parsed(parse, line)
             number += 1
-    except (SourceError, OSError) as error:  # what came before it is good
+    except (SourceError, OSError) as error:  # the rows before it are good
         is_empty = False
         yield which, number, _lost(error)
     if is_empty:
