@@ -30,7 +30,7 @@ _DTYPES = {
     "float": np.dtype("f4"),
     "double": np.dtype("f8"),
 }
-"""By Arrow's names of types."""
+"""NumPy dtypes by Arrow's names of types."""
 
 
 def is_text(kind: pa.DataType) -> bool:

@@ -54,9 +54,9 @@ class Costs:
 
     def __init__(self) -> None:
         self.written: int = 0
-        """Into blocks, when rows came or were changed."""
+        """Bytes written into blocks for new or changed rows."""
         self.copied: int = 0
-        """Of rows that were there: sparse blocks written anew, Arrow pieces joined, shared columns changed."""
+        """Bytes of existing rows: sparse blocks written anew, Arrow pieces joined, shared columns changed."""
 
 
 costs: Costs = Costs()

@@ -76,7 +76,7 @@ class Pointer(msgspec.Struct, frozen=True):
 
     @property
     def files(self) -> list[str]:
-        """By their paths in the folder."""
+        """Paths of the files in the folder."""
         return [self.journal] if self.checkpoint is None else [self.journal, f"checkpoints/{self.checkpoint}"]
 
 
@@ -297,7 +297,7 @@ class BufferFolder:
             write_whole(self._version(ordinal), _sealed(document))
 
     def read_versions(self) -> list[Document]:
-        """By their ordinals."""
+        """Return the documents of the versions, by ordinal."""
         found = []
         for ordinal in self._ordinals():
             with contextlib.suppress(_Gone):  # removed since they were listed

@@ -33,7 +33,7 @@ Normalizer = Callable[[Any], Any]
 F = TypeVar("F", bound=Normalizer)
 
 _NORMALIZERS: dict[type, Normalizer] = {}
-"""In the order in which they were registered."""
+"""Normalizers in the order of their registration."""
 _logged: set[str] = set()
 
 

@@ -86,7 +86,7 @@ _CLASSES = {
     ("polars", "Series"): "series",
     ("polars", "LazyFrame"): "lazy",
 }
-"""By the library and the name of the class: all that can be seen of it without an import."""
+"""Kinds of classes, by the library and the name of the class. No other facts are visible without an import."""
 
 
 def is_array(value: Any) -> bool:

@@ -48,7 +48,7 @@ class SampleDraw:
 
     @property
     def probability(self) -> F64:
-        """In one draw from all rows. Under replace=False that is the first one: later ones have fewer rows left."""
+        """The probabilities in one draw from all rows: the first draw if replace=False; later ones have fewer rows."""
         return np.full(len(self.index), self.chance) if isinstance(self.chance, float) else self.chance
 
 

@@ -42,9 +42,9 @@ class _Writers(NamedTuple):
     rows: list[tuple[str, Callable[[int, Any], None]]]
     """A function per column that writes one value to a row, or raises `SlowWrite`."""
     columns: list[tuple[str, NDArray[Any], np.dtype[Any], tuple[int, ...]]]
-    """For each column its name, memory, type and shape."""
+    """The name, memory, type and shape of each column."""
     names: set[str] | None
-    """Of these columns, if all columns are numbers."""
+    """The names of these columns, if all columns are numbers."""
     row_bytes: int
 
 
@@ -56,7 +56,7 @@ class BufferTable:
         self.num_rows: int = 0
         self.next_id: int = 0
         self.number: int = 0
-        """Of the last change."""
+        """The number of the last change."""
         self.origins: list[str | None] = [None]
         self.next_serial: int = 0
         self._sealed: list[Segment] = []
@@ -64,7 +64,7 @@ class BufferTable:
         self._tail_start = 0
         self._view: View | None = None
         self._origin_numbers: dict[str | None, int] = {}
-        """Of each origin, as long as there are as many of them."""
+        """The number of each origin. Made again if its length differs from `origins`."""
         self._writers: _Writers | None = None
 
     # Undoing

@@ -60,7 +60,7 @@ class BufferDiff:
     changed: NDArray[np.int64]
     """Rows that are in both, with another value in some column."""
     columns: dict[str, int]
-    """In how many of these rows each column has another value; columns that are in one version only count too."""
+    """The number of these rows with another value, per column. Columns that are in only one version count too."""
 
     def __bool__(self) -> bool:
         return bool(len(self.added) or len(self.removed) or len(self.changed))

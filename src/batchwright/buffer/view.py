@@ -151,7 +151,7 @@ class View:
 
     @cached_property
     def _shifts(self) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
-        """For each segment (from row numbers to offsets, the address of its list of live rows, or 0; None: all 0)."""
+        """Per segment (shift from row numbers to offsets, the address of its list of live rows, or 0; None: all 0)."""
         shift = np.array([segment.start for segment in self.segments], np.int64) - self._first[:-1]
         lists = [0 if segment.keep is None else segment.keep.ctypes.data for segment in self.segments]
         return shift, np.array(lists) if any(lists) else None

@@ -62,10 +62,10 @@ class FlatColumn:
     """An array in a file, whose first axis is rows."""
 
     dtype: np.dtype[Any]
-    """As stored."""
+    """The stored dtype."""
     rows: int
     shape: tuple[int, ...]
-    """Of one row."""
+    """The shape of one row."""
     open: Callable[[], Fill]
     """Begin to read its bytes."""
     is_fortran: bool = False

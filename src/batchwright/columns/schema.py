@@ -60,7 +60,7 @@ class Column:
 
 
 Schema = dict[str, Column]
-"""By name, in the order of the names."""
+"""Columns by name, in the order of the names."""
 
 
 def sorted_schema(columns: dict[str, Column]) -> Schema:

@@ -38,7 +38,7 @@ FORMATS = ("npz", "safetensors", "arrow", "parquet")
 _MANIFEST, _LOCK, _UNFINISHED = ".batchwright-convert.json", ".batchwright-convert.lock", ".batchwright-convert"
 _ROWS_AT_ONCE = 8192
 _ROWS_PER_GROUP = 65_536
-"""Of Arrow and Parquet: rows that are found without reading what lies before them."""
+"""Rows per group in Arrow and Parquet. A group is found without reading the rows before it."""
 _MEASURE_SECONDS = 3.0
 
 Columns = dict[str, NDArray[Any]]

@@ -55,7 +55,7 @@ class Passes:
         self.stopped_early: bool = False
         """Whether the last pass ended at the memory limit, before its epoch did."""
         self.reports_stops: bool = False
-        """In a worker: whether its reader learns that it stopped early."""
+        """Whether the reader of this worker learns that it stopped early."""
         self._pass = 0
         """The number of the last pass."""
         self._pools: dict[int, RefilledPool] = {}

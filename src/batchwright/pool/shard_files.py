@@ -235,7 +235,7 @@ class ShardSplit:
 
     @property
     def weights(self) -> dict[str, dict[str, float]]:
-        """Of "train" and of "validation": each directory's share of the shards."""
+        """Each directory's share of the shards of "train" and of "validation"."""
         return {"train": self._shares(self.train_shards), "validation": self._shares(self.validation_shards)}
 
     def _shares(self, shards: tuple[ShardFile, ...]) -> dict[str, float]:

@@ -65,7 +65,7 @@ class ShardRange:
     """Numbers that are asked for. `str` gives the text that means them."""
 
     stretches: tuple[Stretch, ...] | None
-    """In rising order and apart; None means all existing numbers."""
+    """Stretches in rising order, with gaps between them. None means all existing numbers."""
 
     @property
     def is_all(self) -> bool:

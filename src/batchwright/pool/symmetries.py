@@ -194,7 +194,7 @@ def _moved(column: NDArray[Any], which: NDArray[np.int64], destinations: NDArray
 
 
 def _grids(group: str, n: int) -> list[NDArray[np.intp]]:
-    """For each element the board that it makes of numbered cells: where each cell comes from."""
+    """The board that each element makes of numbered cells, with the source of each cell."""
     cells = np.arange(n * n, dtype=np.intp).reshape(n, n)
     if group == "dihedral8":
         return [np.rot90(board, turns) for board in (cells, cells[:, ::-1]) for turns in range(4)]

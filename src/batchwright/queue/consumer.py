@@ -356,7 +356,7 @@ class DatasetConsumer:
         self._close(record=kind is None and self._delete == "consumed")
 
     def __reduce__(self) -> Any:
-        """For other processes: a consumer of their own, on the same queue."""
+        """Pickle for another process, which gets its own consumer on the same queue."""
         return _opened_again, (self._arguments,)
 
     def __repr__(self) -> str:
@@ -388,7 +388,7 @@ _consumers: weakref.WeakSet[DatasetConsumer] = weakref.WeakSet()
 
 
 def _unlock_all() -> None:
-    """In a forked child: the lock may be held by a thread that is not here."""
+    """Replace the locks in a forked child. A thread that does not exist there may hold them."""
     for consumer in _consumers:
         consumer._lock = threading.RLock()
 

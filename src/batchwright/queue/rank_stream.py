@@ -33,7 +33,7 @@ class _Step:
     start: Position
     end: Position
     first_row: Position
-    """Of this rank."""
+    """The first row of this rank."""
     after_last_row: Position
     shape: FileShape
 

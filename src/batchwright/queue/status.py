@@ -271,7 +271,7 @@ def _members(queue: QueueFolder, liveness: Liveness, look_seconds: float) -> dic
 
 
 def _silent_seconds(queue: QueueFolder, facts: MemberFacts) -> float:
-    """Seconds since a member has written. By the clock, so it is a reason to look closer, and no more."""
+    """Seconds since a member has written, by the clock, so they are only a reason to look closer."""
     try:
         return _seconds_since((queue.who / facts.id).stat().st_mtime)
     except OSError:

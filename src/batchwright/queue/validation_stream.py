@@ -91,5 +91,5 @@ class ValidationStream:
 
 
 def _is_same(found: os.stat_result, before: os.stat_result | None) -> bool:
-    """Whether two looks saw one file. By its time too: an inode number is given again."""
+    """Whether two looks saw one file. The time is compared too, because inode numbers are reused."""
     return before is not None and (found.st_ino, found.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)

@@ -27,8 +27,8 @@ def count_only(columns: Sequence[str] | None) -> bool:
 
 
 def needed_names(names: Sequence[str], columns: Sequence[str] | None) -> set[str] | None:
-    """Those of a table's columns that are needed; None (all of them) if one is missing, so that its error can name
-    what there is.
+    """The needed columns of a table. None (all columns) if one is missing, so that its error can name
+    the existing ones.
 
     >>> sorted(needed_names(["id", "text", "meta"], ["meta", "meta.title", "text"]))
     ['meta', 'text']

@@ -83,7 +83,7 @@ _MAGIC = {
 
 
 def is_compressed(path: str) -> bool:
-    """By its name, or by its first bytes. False for a file that cannot be opened: the error comes when it is read."""
+    """Whether a file is compressed, by its name or its first bytes. False if it cannot be opened: reading it raises."""
     if compression_of(path):
         return True
     try:

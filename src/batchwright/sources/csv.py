@@ -163,7 +163,7 @@ class _Lines:
         self.line = 0
         """Lines read so far."""
         self.raw: list[bytes] = []
-        """Those of the record that is being read."""
+        """The lines of the current record."""
         self.raw_bytes = 0
 
     def begin_record(self) -> None:

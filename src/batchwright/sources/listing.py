@@ -28,7 +28,7 @@ class InputFile:
     """One raw file, with the size and time that show cheaply whether it changed."""
 
     path: str
-    """As the user named it."""
+    """The path as the user named it."""
     name: str
     """Relative to what all files of the source share, so that choices by name do not depend on where a corpus is."""
     num_bytes: int

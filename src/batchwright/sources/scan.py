@@ -24,7 +24,7 @@ class Range:
     """Documents that lie end to end in a file."""
 
     start: int
-    """In tokens from the first id of the file, as all numbers here."""
+    """The first token, counted from the first id of the file, as all numbers here."""
     ends: NDArray[np.int64]
     """The end of each document."""
     first_row: int
@@ -54,7 +54,7 @@ class TokenScan:
     ) -> None:
         self.file, self.vocab_size, self.eos, self.eos_first = file, vocab_size, eos, eos_first
         self.content_hash, self.modified_ns = "", 0
-        """Of the whole file. Known when all ranges were taken."""
+        """Facts of the whole file, known when all ranges were taken."""
         self.begins_with_eos: bool = False
         self._advance = advance
         self._digest, self._hashed_bytes = xxhash.xxh3_128(), 0
