@@ -1,4 +1,4 @@
-"""A dataset that changes while you train: rows in blocks, versions, retention, replay, a journal."""
+"""A dataset that changes while you train, with rows in blocks, versions, retention, replay, and a journal."""
 
 from batchwright.buffer.batch import RowBatch
 from batchwright.buffer.buffer import DatasetBuffer

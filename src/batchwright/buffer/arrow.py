@@ -40,7 +40,7 @@ def as_table(schema: Schema, columns: Columns) -> pa.Table:
 
 
 def from_arrow(field: Field, array: pa.Array | pa.ChunkedArray) -> Values:
-    """An Arrow array as a column of this field. A `Misfit` where the field's type does not hold its values."""
+    """An Arrow array as a column of this field. Raises `Misfit` if the field's type cannot hold its values."""
     array = joined(array)
     if array.type != field.type:
         array = _cast(_decoded(array), field.type)
@@ -55,7 +55,7 @@ def from_arrow(field: Field, array: pa.Array | pa.ChunkedArray) -> Values:
 
 
 def joined(array: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """One array of a chunked one; the chunk itself where there is just one."""
+    """One array of a chunked one; the chunk itself if there is only one."""
     if not isinstance(array, pa.ChunkedArray):
         return array
     if array.num_chunks == 1:
@@ -92,8 +92,8 @@ def _cast(array: pa.Array, kind: pa.DataType) -> pa.Array:
 def _owned(array: pa.Array) -> pa.Array:
     """The array, in memory that no other code can change.
 
-    Arrow shares the memory of NumPy arrays and does not say so; text never is of such memory, and what was read from a
-    file cannot be changed.
+    Arrow shares the memory of NumPy arrays and does not report it. Text never shares such memory, and data read from
+    a file cannot be changed.
     """
     if is_text(array.type) or is_bytes(array.type):
         return array
@@ -133,7 +133,7 @@ def _of_tensors(array: pa.Array) -> Numbers:
 
 
 def _stacked(array: pa.Array, shape: tuple[int, ...]) -> Numbers | None:
-    """Lists of this shape as an array [rows, *shape]. None where something inside a row is missing."""
+    """Lists of this shape as an array [rows, *shape]. None if something inside a row is missing."""
     flat, valid, num_valid = array, _valid(array), len(array) - array.null_count
     for _ in shape:
         flat = flat.flatten()  # which leaves out lists that are null
@@ -148,7 +148,7 @@ def _stacked(array: pa.Array, shape: tuple[int, ...]) -> Numbers | None:
 
 
 def _valid(array: pa.Array) -> NDArray[np.bool_] | None:
-    """Which rows have a value; None: all of them."""
+    """The mask of rows that have a value. None if all have one."""
     if not array.null_count:
         return None
     valid: NDArray[np.bool_] = array.is_valid().to_numpy(zero_copy_only=False)

@@ -1,4 +1,4 @@
-"""Arrow types: which are lists, text or numbers, which values each one holds, and which are only partly known."""
+"""Classes of Arrow types: lists, text and numbers, the values that a type holds, and partly known types."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _DTYPES = {
     "float": np.dtype("f4"),
     "double": np.dtype("f8"),
 }
-"""By Arrow's names of types."""
+"""NumPy dtypes by Arrow's names of types."""
 
 
 def is_text(kind: pa.DataType) -> bool:
@@ -72,7 +72,7 @@ def has_null(kind: pa.DataType) -> bool:
 
 
 def merge(old: pa.DataType, new: pa.DataType) -> pa.DataType:
-    """The old type, with parts of the new one where the old one is not known."""
+    """The old type, with parts of the new type in place of unknown parts."""
     if is_a.is_null(old):
         return new
     if is_a.is_struct(old) and is_a.is_struct(new):

@@ -22,11 +22,11 @@ class RowBatch:
     """Rows by column: `batch["obs"]` is float32 [rows, 84], `batch["text"]` a list. Like a dict, but `len` is its rows.
 
     A column of numbers is an array of its dtype and shape, also where rows lack a value: floats are NaN there, other
-    numbers 0 or False. `missing[name]` says which rows those are. Other columns are lists of Python values, made
-    when first asked for, with None for null.
+    numbers 0 or False. `missing[name]` is the mask of those rows. Other columns are lists of Python values, made
+    when first read, with None for null.
 
     `ids` are the rows' ids, `index` their numbers in the version that was read, `weights` the importance weights of
-    prioritized replay (else None). Of a loader's batch, `metadata["state"]` is the state *after* this batch and
+    prioritized replay (else None). In a batch of a loader, `metadata["state"]` is the state *after* this batch and
     `metadata["position"]` each row's position.
 
     batch.torch(), batch.jax(), batch.mlx()   the same rows, with number columns as that framework's arrays
@@ -51,11 +51,11 @@ class RowBatch:
         self._columns = columns
         self._metadata = metadata
         self._made: dict[str, Any] = {}
-        """Columns as they are given out, once they were asked for."""
+        """Columns in their public form, once they were read."""
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """Made when first asked for: most steps never look."""
+        """Made on first use, because most steps never read it."""
         if callable(self._metadata):
             self._metadata = self._metadata()
         elif self._metadata is None:
@@ -64,7 +64,7 @@ class RowBatch:
 
     @property
     def missing(self) -> dict[str, NDArray[np.bool_]]:
-        """For each column of numbers, which rows have no value."""
+        """The mask of rows without a value, for each column of numbers."""
         return {name: ~column.has_value for name, column in self._columns.items() if isinstance(column, Numbers)}
 
     def keys(self) -> list[str]:
@@ -153,7 +153,7 @@ class RowBatch:
         return batch
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_metadata": self.metadata}  # made: what makes it may not travel
+        return {**self.__dict__, "_metadata": self.metadata}  # made now: its maker may not travel
 
     def __repr__(self) -> str:
         return f"RowBatch({len(self)} rows: {', '.join(f'{field.name} {field}' for field in self.schema)})"
@@ -176,7 +176,7 @@ def filled(column: Numbers) -> NDArray[Any]:
 def converted(schema: Schema, columns: Columns, framework: str, **options: Any) -> dict[str, Any]:
     """Columns as plain values: a framework's arrays for numbers, lists for the others.
 
-    Missing floats are NaN. Integers and booleans have no such value: a column of them that misses some is a list.
+    Missing floats are NaN. Integers and booleans have no such value, so a column of them with missing values is a list.
     `options` are those of the adapter's `numbers`.
     """
     arrays = {

@@ -1,6 +1,7 @@
 """A block's columns as an Arrow file that is mapped, not read.
 
-One record batch of one row, in which every column is a list: each can have a length of its own, and all are mapped.
+The file is one record batch of one row. Every column is a list in it, so each can have its own length, and all are
+mapped.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def _to_stored(field: Field, values: Values) -> pa.Array:
 
 
 def _stored_type(field: Field) -> pa.DataType:
-    """Of a column of numbers. Booleans are bytes, as NumPy has them: Arrow's own are bits, which cannot be mapped."""
+    """The stored type of a column of numbers. Booleans are bytes, as in NumPy. Arrow's own are bits, not mappable."""
     dtype, shape = field.numbers or (np.dtype(bool), ())
     flat = pa.uint8() if dtype.kind == "b" else pa.from_numpy_dtype(dtype)
     return pa.fixed_shape_tensor(flat, shape) if shape else flat
@@ -67,7 +68,7 @@ def _only_batch(file: Any) -> pa.RecordBatch:
 def block_from_arrow(
     file: pa.NativeFile, schema: Schema, wanted: Collection[str] | None
 ) -> tuple[Columns, dict[str, NDArray[np.int64]]]:
-    """(columns, extra) of a file, over its own memory. A ValueError, or Arrow's own, where it is not such a file."""
+    """Return (columns, extra) of a file, over its own memory. Other files raise ValueError, or Arrow's own error."""
     batch = _only_batch(file)
     found: Columns = {}
     extra: dict[str, NDArray[np.int64]] = {}

@@ -1,7 +1,7 @@
 """Blocks of rows: one contiguous array for each column. Rows are added at the end and never move.
 
-Columns of numbers are NumPy arrays of the block's capacity. Other columns are Arrow arrays, put together as rows come:
-eight pieces become one, so that a value is copied a few times at most, however rows are added.
+Columns of numbers are NumPy arrays of the block's capacity. Other columns are Arrow arrays, joined as rows
+arrive. Eight pieces become one, so a value is copied a few times at most, in any pattern of additions.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _LARGEST_PIECE_BYTES = 1 << 30
 """Arrow's text has offsets of 32 bits."""
 
 _pieces_lock = lock_across_forks()
-"""Held while values become Arrow arrays, in any column; after a buffer's own lock, where both are held."""
+"""Held while values become Arrow arrays, in any column. Taken after a buffer's own lock, if both are held."""
 
 
 class Costs:
@@ -54,9 +54,9 @@ class Costs:
 
     def __init__(self) -> None:
         self.written: int = 0
-        """Into blocks, when rows came or were changed."""
+        """Bytes written into blocks for new or changed rows."""
         self.copied: int = 0
-        """Of rows that were there: sparse blocks written anew, Arrow pieces joined, shared columns changed."""
+        """Bytes of existing rows: sparse blocks written anew, Arrow pieces joined, shared columns changed."""
 
 
 costs: Costs = Costs()
@@ -79,7 +79,7 @@ def capacity_for(num_rows: int, schema: Schema, at_least: int) -> int:
 
 
 class NumberColumn:
-    """Numbers of one type and shape: values [capacity, *shape], and which rows have one (None: all)."""
+    """Numbers of one type and shape: values [capacity, *shape], and the mask of rows that have one (None: all)."""
 
     __slots__ = ("address", "edition", "row_bytes", "shared", "valid", "values")
 
@@ -89,7 +89,7 @@ class NumberColumn:
         self.shared: bool = shared
         """`shared`: a version sees this memory too, so changes are made in a copy."""
         self.edition: int = 0
-        """How often rows that were there got new values."""
+        """The number of times that existing rows got new values."""
         self.address: int = values.ctypes.data
         self.row_bytes: int = values.dtype.itemsize * int(np.prod(values.shape[1:]))
 
@@ -147,7 +147,7 @@ class NumberColumn:
     last_put = read
 
     def changed(self, rows: NDArray[np.int64], numbers: Numbers, num_rows: int) -> NumberColumn:
-        """This column after some rows got new values: itself, or a copy where others see it."""
+        """This column after some rows got new values: itself, or a copy if others see it."""
         column = self
         if self.shared or not self.values.flags.writeable:
             column = NumberColumn(rows_apart(len(self.values), self.values.dtype, self.values.shape[1:]))
@@ -233,7 +233,7 @@ class ArrowColumn:
             if wanted > 0:
                 waiting = self._pending[:wanted]
                 pieces, levels, count = *self._with(pa.array(waiting, self.type)), len(waiting)
-                # No function is called between these, so an interrupt or another thread sees all of it or nothing.
+                # No function is called between these, so an interrupt or another thread sees all of the change or none.
                 self._pieces, self._levels = pieces, levels
                 del self._pending[:count]
 
@@ -277,7 +277,7 @@ class ArrowColumn:
         return ArrowColumn(self.type, changed)
 
     def retyped(self, kind: pa.DataType) -> ArrowColumn:
-        """This column as a type that says more, where nothing was known before: struct<a: null>, list<null>."""
+        """This column as a more specific type, where the old type had null parts: struct<a: null>, list<null>."""
         retyped = self.read(0, self.num_rows).cast(kind)
         costs.copied += retyped.nbytes
         return ArrowColumn(kind, retyped)
@@ -321,7 +321,7 @@ class RowBlock:
     __slots__ = ("_is_ascending", "capacity", "columns", "first_id", "ids", "ledger", "num_rows", "serial")
 
     edition = 0
-    """Of its ledger, as columns have one: what is there does not change."""
+    """The edition of its ledger, as columns have one. Existing entries do not change."""
 
     def __init__(self, serial: int, capacity: int, first_id: int) -> None:
         self.serial: int = serial
@@ -349,7 +349,7 @@ class RowBlock:
         self.num_rows += end - begin
 
     def column_for(self, field: Field) -> Column:
-        """The column, made where it is not there yet: null in the rows so far."""
+        """The column. It is made if missing, with null in the rows so far."""
         column = self.columns.get(field.name)
         if column is None:
             column = missing_column(field, self)

@@ -65,7 +65,7 @@ class DatasetBuffer(Reads):
         left at their defaults are then the folder's. `read_only` looks at it while another process writes.
 
         `max_size`: the most rows; `drop_strategy`: which go first then ("oldest", "random" or a column of numbers).
-        `seed`: what random choices follow. `schema`: the columns; by default they follow from the first rows.
+        `seed`: the seed of random choices. `schema`: the columns; by default they follow from the first rows.
         """
         strategy: Any = drop_strategy
         if not isinstance(strategy, str):
@@ -92,7 +92,7 @@ class DatasetBuffer(Reads):
             raise
 
     def _declare(self, schema: Schema) -> None:
-        """Let rows have these columns; those of a folder have them already."""
+        """Let rows have these columns. The rows of a folder have them already."""
         table = self._table
         if not table.next_id:
             table.schema = schema
@@ -127,10 +127,10 @@ class DatasetBuffer(Reads):
 
     @property
     def kind(self) -> str | None:
-        """What samples are: "dict", "tensor" or "image"; None before the first."""
+        """The kind of samples: "dict", "tensor" or "image". None before the first sample."""
         return self._contents.kind
 
-    # Settings are given when a buffer is opened. A folder's journal holds them, since they decide what changes do.
+    # Settings are given when a buffer is opened. A folder's journal holds them, since changes depend on them.
 
     @property
     def max_size(self) -> int | None:
@@ -139,12 +139,12 @@ class DatasetBuffer(Reads):
 
     @property
     def drop_strategy(self) -> str:
-        """Which rows go first where there are more."""
+        """The strategy that chooses the rows to drop when there are too many."""
         return self._contents.settings.drop_strategy
 
     @property
     def seed(self) -> int:
-        """What random choices and draws follow."""
+        """The seed of random choices and draws."""
         return self._contents.settings.seed
 
     # Rows in
@@ -195,7 +195,7 @@ class DatasetBuffer(Reads):
             return self._add(columns, schema, found.kind, retain, by, origin)
 
     def _known_schema(self, kind: str) -> Schema | None:
-        """What new rows must fit; None where they are the first."""
+        """The schema that new rows must fit. None for the first rows."""
         if self.kind is not None and kind != self.kind:
             raise SampleError(
                 f"this buffer holds {_KINDS[self.kind]}, and this is {_KINDS[kind]}",
@@ -210,7 +210,7 @@ class DatasetBuffer(Reads):
             self._disk.folder.check_writer()
 
     def _can_put(self) -> bool:
-        """Whether rows that are right as they are can be written without a closer look."""
+        """Whether valid rows can be written without a closer check."""
         contents = self._contents
         if contents.kind != "dict" or not (self._disk is None or self._disk.folder.is_writer):
             return False
@@ -373,7 +373,7 @@ class DatasetBuffer(Reads):
     # Versions
 
     def commit(self, name: str | None = None) -> VersionInfo:
-        """Keep the rows as they are now under a name, for `at`, `diff` and `rollback`.
+        """Keep the current rows under a name, for `at`, `diff` and `rollback`.
 
         A run that repeats itself after a crash may commit again: a version of this name that has the same rows is it,
         and the rows have its ids from then on.
@@ -385,7 +385,7 @@ class DatasetBuffer(Reads):
             same = [kept for kept in contents.versions if kept.info.name == name and kept.info.rows == len(self)]
             if same and same[0].view.content_fingerprint() == self.content_fingerprint():
                 if not np.array_equal(same[0].view.ids, self._table.view().ids):
-                    self.rollback(same[0].info)  # what was added again got new ids: the version's are known to others
+                    self.rollback(same[0].info)  # rows added again got new ids: others know the version's
                 return same[0].info
             name = _checked_name(name, self.versions())
             info = VersionInfo(number, name, datetime.now(UTC), self._table.num_rows)
@@ -406,28 +406,27 @@ class DatasetBuffer(Reads):
             self._contents.versions.remove(kept)
 
     def versions(self) -> list[VersionInfo]:
-        """What was committed, oldest first."""
+        """The committed versions, oldest first."""
         return [kept.info for kept in self._contents.versions]
 
     def at(self, version: str | int | VersionInfo) -> BufferVersion:
-        """The rows of a version (by its name, its number, or what `commit` gave), to read."""
+        """The rows of a version (by its name, its number, or the result of `commit`), to read."""
         kept = self._contents.find(version)
         return BufferVersion(kept.view, self.seed, kept.kind)
 
     def snapshot(self) -> BufferVersion:
-        """The rows as they are now, to read. Later changes to the buffer do not affect them."""
+        """Return the current rows, to read. Later changes to the buffer do not affect them."""
         with self._lock:
             return BufferVersion(self._table.view(), self.seed, self.kind)
 
     def diff(self, older: str | int | VersionInfo, newer: str | int | VersionInfo | None = None) -> BufferDiff:
-        """What is not the same in two versions, `older` and `newer`; `newer` is the buffer as it is now, if not
-        given."""
+        """Return the differences between versions `older` and `newer`. `newer` defaults to the current buffer."""
         with self._lock:
             find = self._contents.find
             return take_diff(find(older).view, self._table.view() if newer is None else find(newer).view)
 
     def rollback(self, version: str | int | VersionInfo) -> None:
-        """Let the rows be those of a version again, with its ids and columns.
+        """Restore the rows of a version, with its ids and columns.
 
         This is a change like others: versions that were committed after it stay.
         """
@@ -455,7 +454,7 @@ class DatasetBuffer(Reads):
 
     @classmethod
     def from_table(cls, table: object, **settings: Any) -> Self:
-        """A buffer with the rows of a table: lists of a fixed length, of numbers, are arrays in it. `settings` are
+        """Return a buffer with the rows of a table. Lists of numbers of a fixed length become arrays. `settings` are
         those of `DatasetBuffer`."""
         buffer = cls(**settings)
         buffer.extend(table)
@@ -463,7 +462,7 @@ class DatasetBuffer(Reads):
 
     @classmethod
     def from_hf_dataset(cls, dataset: object, **settings: Any) -> Self:
-        """A buffer with the rows of `dataset`, a `datasets.Dataset`. `settings` are those of `DatasetBuffer`."""
+        """Return a buffer with the rows of a `datasets.Dataset`. `settings` are those of `DatasetBuffer`."""
         buffer = cls(**settings)
         buffer.append(dataset)
         return buffer
@@ -504,7 +503,7 @@ class DatasetBuffer(Reads):
     def verify(self) -> None:
         """Read every file of the folder and compare it with its hash: a StoreError names those that were damaged.
 
-        Opening compares hashes of the journal and of all that is not rows; blocks of rows are mapped as they are.
+        Opening compares the hashes of the journal and of all data except rows. Blocks of rows are mapped unchecked.
         """
         if self._disk is None:
             return
@@ -517,7 +516,7 @@ class DatasetBuffer(Reads):
             )
 
     def refresh(self) -> Self:
-        """Let a reader see what was written since."""
+        """Let a reader see later changes of the writer."""
         if self._disk is not None:
             with self._lock:
                 self._contents = self._disk.refresh(self._contents)

@@ -1,7 +1,7 @@
-"""Codecs of a buffer's journal: columns, schemas and changes as bytes, and back.
+"""Codecs of a buffer's journal. They turn columns, schemas and changes into bytes, and back.
 
-Numbers travel as their raw bytes, a few texts as such, all other columns as Arrow's own messages.
-Decoding gives read-only views of the bytes, which are checked first.
+Numbers travel as raw bytes, a few texts as text, all other columns as Arrow's own messages.
+Decoding checks the bytes first, and gives read-only views of them.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 class Append(msgspec.Struct, array_like=True, tag=1, frozen=True):
-    """Rows that were added, and what was kept of those before them."""
+    """Rows that were added, and the retention of the rows before them."""
 
     number: int
     time_us: int
@@ -166,7 +166,7 @@ def decode_schema(data: bytes | memoryview) -> Schema:
 
 
 _ColumnBytes = tuple[dict[str, memoryview | list[Any]], dict[str, memoryview]]
-"""Values of each column; of those where some have no value, which ones have."""
+"""The values of each column, with the mask of rows that have a value, if some have none."""
 
 _columns = msgspec.msgpack.Decoder(_ColumnBytes)
 
@@ -246,7 +246,7 @@ def _texts(texts: list[Any], field: Field) -> pa.Array:
 
 
 def _message(column: pa.Array, field: Field) -> pa.Buffer:
-    """One column as an Arrow message; as a stream of them where it needs a dictionary of its values."""
+    """One column as an Arrow message, or as a stream of messages if it needs a dictionary of its values."""
     batch = pa.RecordBatch.from_arrays([column], schema=field.message)
     if not _has_dictionary(column.type):
         return batch.serialize()

@@ -1,4 +1,4 @@
-"""One column at a time: its plain values, its type and its fit, with errors that name the row and the column."""
+"""Checks of one column: its plain values, its type and its fit, with errors that name the row and the column."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 def check_names(names: Iterable[Any], rows: Sequence[Row] = ()) -> None:
-    """Refuse what cannot be the names of columns. `rows` are those that the names are from."""
+    """Refuse invalid names of columns. `rows` are those that the names are from."""
     seen = set()
     for name in names:
         if name in seen:
@@ -63,7 +63,7 @@ def fit_column(values: Sequence[Any], field: Field) -> Values:
 
 
 def _checked(name: str, values: Sequence[Any], check: Callable[..., T], *given: Any) -> T:
-    """What `check` makes of a column. What it refuses is refused with the first row that it fails at."""
+    """Apply `check` to a column. If it refuses the column, the error names the first row that it fails at."""
     try:
         return check(values, *given)
     except Misfit as error:
@@ -80,7 +80,7 @@ def _checked(name: str, values: Sequence[Any], check: Callable[..., T], *given: 
 
 
 def learn(field: Field, values: list[Any]) -> Field:
-    """The field, with a type in the places where none was known."""
+    """The field, with types in place of unknown ones."""
     if field.is_null:
         return with_type(field, infer_column(field.name, values))
     try:

@@ -1,4 +1,4 @@
-"""Equal values: null equals null, and NaN equals NaN."""
+"""Comparison of values. Null equals null, and NaN equals NaN."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["equal_rows", "has_value"]
 
 
 def equal_rows(values: Values, others: Values) -> NDArray[np.bool_]:
-    """Which rows of two columns are equal. The second one may be a single row, which all others are compared with."""
+    """The mask of equal rows of two columns. The second one may be a single row, which all rows are compared with."""
     there, others_there = has_value(values), has_value(others)
     if isinstance(values, Numbers) and isinstance(others, Numbers):
         equal = _equal_numbers(values.values, others.values)

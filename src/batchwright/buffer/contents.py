@@ -1,4 +1,4 @@
-"""The contents of a buffer and their changes: each a function of the contents, the seed and the journal number.
+"""The contents of a buffer and their changes. A change is a function of the contents, the seed and the journal number.
 
 A change was checked and written down before. Opening a folder makes the same changes again.
 """
@@ -22,7 +22,7 @@ __all__ = ["Contents"]
 
 
 class Contents:
-    """Rows, what kind of samples they are, how they are chosen, and the versions that were committed."""
+    """The rows of a buffer, their kind of samples, the settings of their choice, and the committed versions."""
 
     def __init__(self, settings: BufferSettings = BufferSettings()) -> None:  # noqa: B008  # a value: it does not change
         self.table: BufferTable = BufferTable()
@@ -52,7 +52,7 @@ class Contents:
 
     @contextmanager
     def or_nothing(self) -> Iterator[None]:
-        """What fails inside leaves all as it was. Values that were changed in place are not undone."""
+        """Undo the changes of the block if it fails. Values that were changed in place are not undone."""
         saved, kind = self.table.save(), self.kind
         try:
             yield
@@ -66,7 +66,7 @@ class Contents:
     def add(
         self, schema: Schema, columns: Columns, *, kind: str, retain: Any, by: str, origin: str | None, time_us: int
     ) -> range:
-        """Decide which of the rows that are there stay, add others, and drop what is above `max_size`."""
+        """Choose the existing rows that stay, add others, and drop the rows above `max_size`."""
         table = self.table
         number, kept = table.begin_change(), kept_count(table.num_rows, retain)
         if kept < table.num_rows:
@@ -100,7 +100,7 @@ class Contents:
         self.drop_over()
 
     def drop_over(self) -> None:
-        """Drop what is above `max_size`."""
+        """Drop the rows above `max_size`."""
         table, (max_size, strategy, seed) = self.table, self.settings
         over = 0 if max_size is None else table.num_rows - max_size
         if over <= 0:

@@ -1,7 +1,7 @@
-"""Durability: each change is written down before it is made; opening reads a checkpoint and the later changes.
+"""Durability of a buffer. Each change is written before it is made; opening reads a checkpoint and the later changes.
 
-Rows are written twice: in the journal when they come, and in a block file once a checkpoint or a commit needs them.
-Block files never change, so checkpoints and versions share them; a column that was changed gets a file of its own.
+Rows are written twice: in the journal when they arrive, and in a block file once a checkpoint or a commit needs them.
+Block files never change, so checkpoints and versions share them. A changed column gets a new file.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Durable:
     def open(
         cls, path: str | os.PathLike[str], asked: BufferSettings, *, read_only: bool, salvage: bool = False
     ) -> tuple[Durable, Contents]:
-        """A folder to write to (or to read), and what is in it, with the settings that were asked for."""
+        """Open a folder to write (or to read), and return it with its contents. The settings are those given."""
         path = local_path(path=path).absolute()  # the process may change its current folder
         folder = BufferFolder.open_to_read(path) if read_only else BufferFolder.create_or_open(path)
         disk = cls(folder)
@@ -92,7 +92,7 @@ class Durable:
         return contents
 
     def _take_settings(self, contents: Contents, asked: BufferSettings) -> None:
-        """Settings that were asked for replace the stored ones, unless they are the defaults."""
+        """Given settings replace the stored ones, unless they are the defaults."""
         stored, defaults = contents.settings, BufferSettings()._asdict()
         wanted = stored._replace(**{name: new for name, new in asked._asdict().items() if new != defaults[name]})
         if wanted == stored:
@@ -100,7 +100,7 @@ class Durable:
         schema = contents.table.schema
         if wanted.max_size is not None and len(schema):
             check_by(wanted.drop_strategy, schema.numeric, schema.not_numeric, parameter="drop_strategy")
-        if not contents.table.number:  # a new folder: these are what it begins with, and no change
+        if not contents.table.number:  # a new folder: these are its first settings, not a change
             contents.settings = wanted
             self.checkpoint(contents)
             return
@@ -144,7 +144,7 @@ class Durable:
         return kept
 
     def refresh(self, contents: Contents) -> Contents:
-        """What the folder has now: the same contents with what was written since, or others."""
+        """Return the current contents of the folder: the same contents with later changes, or others."""
         if not self.folder.is_read_only:
             return contents
         journal, offset = self._seen
@@ -165,7 +165,7 @@ class Durable:
     # Writing down
 
     def write(self, change: codec.Operation) -> None:
-        """Write a change down. If this raises, nothing happened."""
+        """Write a change to the journal. If this raises, no change was made."""
         self.folder.check_writer()
         self.folder.journal.write(change.number, codec.encode(change))
 
@@ -177,13 +177,13 @@ class Durable:
         self.folder.journal.write(change.number, codec.encode(change))
 
     def caught_up(self, contents: Contents) -> Contents | None:
-        """Other contents, where a change was written down and then interrupted: it has happened, the folder says."""
+        """Return new contents if a change was written and then interrupted. By the folder, it has happened."""
         if self.folder.is_writer and self.folder.journal.last_number != contents.table.number:
             return self._load()
         return None
 
     def after_change(self, contents: Contents) -> None:
-        """A checkpoint, where the journal has become long: opening again reads at most so much."""
+        """Write a checkpoint if the journal has become long. This limits the reading at the next opening."""
         journal, size = self.folder.journal, max(contents.table.num_rows, 1)
         is_long = journal.num_bytes > max(_CHECKPOINT_BYTES, 16 * size)
         has_many = journal.last_number - self._checkpoint_number > max(_CHECKPOINT_RECORDS, size // 16)
@@ -203,7 +203,7 @@ class Durable:
         loaded = (kept.view for kept in contents.versions if kept.is_loaded)
         self._parts.forget_all_but([contents.table.view(), *loaded])
         unused = self.folder.unused()
-        self._parts.forget_files(unused)  # before they go: nothing that is written from now on may name them
+        self._parts.forget_files(unused)  # before they are removed: later writes must not name them
         self.folder.remove_blocks(unused)
 
     def commit(self, contents: Contents, ordinal: int, info: VersionInfo) -> None:
@@ -228,7 +228,7 @@ class Durable:
             self.folder.check_writer()
             self.folder.journal.sync()
 
-    # Documents: all that a checkpoint or a version says
+    # Documents: the content of a checkpoint or a version
 
     def _document(self, contents: Contents) -> Document:
         """Contents as a document. The rows that it names are on disk."""
@@ -252,7 +252,7 @@ class Durable:
         contents.kind, contents.settings = document["kind"], BufferSettings(*document["settings"])
 
     def _find_versions(self, contents: Contents) -> None:
-        """Versions as they are listed now: without those that the writer has let go of."""
+        """Find the versions that are listed now, without those that the writer has dropped."""
         known = {(kept.ordinal, kept.info): kept for kept in contents.versions}
         contents.versions = []
         for document in self.folder.read_versions():

@@ -1,4 +1,4 @@
-"""Python values as a column of a given type, exactly: a value that the type cannot hold is refused.
+"""Python values as a column of a given type, without loss. A value that the type cannot hold is refused.
 
 Whole columns are checked by the set of their values' types, and made by one call of NumPy or Arrow.
 """
@@ -216,7 +216,7 @@ def _lists(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
 
 
 def _items(lists: list[Any], kind: pa.DataType) -> pa.Array:
-    """What some lists hold, one after the other; of arrays of the right type, without a look at each number."""
+    """The items of some lists, one after the other. Arrays of the right type are joined without further checks."""
     numbers = numbers_of(kind.value_type)
     if lists and all(type(value) is np.ndarray and (value.dtype, value.shape[1:]) == numbers for value in lists):
         return to_arrow(Field("", kind.value_type), Numbers(np.concatenate(lists)))
@@ -234,7 +234,7 @@ def _others(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
             made = pa.array(np.array([nothing if value is None else value for value in values]))
             is_same = made.type == kind
         else:
-            if pa.types.is_map(kind):  # pairs, which are lists by now
+            if pa.types.is_map(kind):  # pairs, already turned into lists
                 values = [None if value is None else [tuple(pair) for pair in value] for value in values]
             made = pa.array(values, kind)
             back = made.to_pylist()

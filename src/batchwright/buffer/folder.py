@@ -1,13 +1,13 @@
 """A buffer's folder: a checkpoint, the journal of later changes, versions, and the blocks of rows that they name.
 
-    batchwright-buffer.json        which checkpoint and which journal count: written last
+    batchwright-buffer.json        the names of the valid checkpoint and journal: written last
     journal-<number>.log        the changes from that number on
-    checkpoints/<number>.json   all that is not rows, after that change
+    checkpoints/<number>.json   all data except rows, after that change
     versions/<ordinal>.json     the same, of each version that was committed
     blocks/<serial>-<n>.arrow   rows; written once, never changed
     writer.lock                 held by the one process that writes
 
-Files appear whole and are never changed. A file that the pointer does not lead to was left by a writer that was killed.
+Files appear whole and are never changed. A file that the pointer does not reach was left by a killed writer.
 """
 
 from __future__ import annotations
@@ -51,16 +51,16 @@ _LOCK = "writer.lock"
 _FOLDERS = ("blocks", "checkpoints", "versions")
 _FORMAT = 1
 _TRIES = 50
-"""How often a reader begins again while a writer replaces what it reads."""
+"""The number of times that a reader starts again while a writer replaces its files."""
 _RESTORE = "restore the folder from a copy"
 SALVAGE = f"{_RESTORE}, or keep what is before it: DatasetBuffer.salvage(path, to=...)"
-"""What to do about a damaged journal."""
+"""The remedy for a damaged journal."""
 
 _JOURNAL_NAME = re.compile(r"journal-(\d+)\.log")
 _DOCUMENT_NAME = re.compile(r"(\d+)\.json")
 _BLOCK_NAME = re.compile(r"\d+-[0-9a-f]+\.arrow")
 _HASH_DIGITS = 16
-"""Of a block's hash, at the end of its name."""
+"""Digits of a block's hash, at the end of its name."""
 _NAMED_BLOCKS = re.compile(rb'"(\d+-[0-9a-f]+\.arrow)"')
 
 Document = dict[str, Any]
@@ -76,7 +76,7 @@ class Pointer(msgspec.Struct, frozen=True):
 
     @property
     def files(self) -> list[str]:
-        """By their paths in the folder."""
+        """Paths of the files in the folder."""
         return [self.journal] if self.checkpoint is None else [self.journal, f"checkpoints/{self.checkpoint}"]
 
 
@@ -111,7 +111,7 @@ class BufferFolder:
     def create_or_open(cls, path: Path | str) -> BufferFolder:
         """For the writer: holds the lock until `close`, and removes what killed writers left behind.
 
-        A folder with other things in it is refused, and nothing is written to it.
+        A folder with other files is refused, and stays unchanged.
         """
         path = Path(path)
         if not (path / POINTER).exists():
@@ -133,7 +133,7 @@ class BufferFolder:
 
     @classmethod
     def open_to_read(cls, path: Path | str) -> BufferFolder:
-        """For a reader: nothing is locked and nothing is written."""
+        """Open a folder for a reader, without locks or writes."""
         path = Path(path)
         if not (path / POINTER).is_file():
             raise StoreError(
@@ -148,7 +148,7 @@ class BufferFolder:
         if self._journal is not None:
             self._journal.close()
         if self._lock is not None:
-            self._lock.close()  # closes the file, which is what holds the lock
+            self._lock.close()  # closes the file, and so releases the lock
             self._lock = None
 
     def let_go(self) -> None:
@@ -178,11 +178,11 @@ class BufferFolder:
             )
         raise SpecError("this buffer was closed", folder=self.path, remedy="DatasetBuffer(path=...) opens it again")
 
-    # What there is
+    # Content
 
     @property
     def pointer(self) -> Pointer:
-        """For the writer, what it wrote last; for a reader, what is there now."""
+        """The pointer: the last one written, for the writer; the one on disk now, for a reader."""
         if self._lock is None:
             self._pointer = _read_pointer(self.path)
         return self._pointer
@@ -201,7 +201,7 @@ class BufferFolder:
         return self._journal if self._journal is not None else self.open_journal()
 
     def open_journal(self, after: Record | None = None) -> Journal:
-        """Open it to go on; `after` a record that was read already, if there is one."""
+        """Open the journal to continue it, `after` a record that was read already, if given."""
         self.check_writer()
         if self._journal is not None:
             self._journal.close()
@@ -224,7 +224,7 @@ class BufferFolder:
         )
 
     def read_checkpoint(self) -> Document | None:
-        """What the last `write_checkpoint` was given. None: everything is in the journal."""
+        """The document of the last `write_checkpoint`. None if everything is in the journal."""
         return self.read(lambda document, journal: document)
 
     def _checkpoint(self, pointer: Pointer) -> Document | None:
@@ -253,7 +253,7 @@ class BufferFolder:
         """The state after change `number`, and an empty journal for those from the next on.
 
         Killed at any moment, the folder is at the old checkpoint with its journal, or at the new one.
-        After an error, `journal` is the one that counts.
+        After an error, `journal` is the valid one.
         """
         self.check_writer()
         first_number = number + 1
@@ -281,7 +281,7 @@ class BufferFolder:
         self._remove_files_of(old, but_not_of=new)
 
     def _remove_files_of(self, pointer: Pointer, *, but_not_of: Pointer) -> None:
-        """Files that a writer which is killed now would leave behind. The next one finds them, if this fails."""
+        """Remove files that are not needed any more. If this fails or is cut short, the next writer finds them."""
         for name in set(pointer.files) - set(but_not_of.files):
             with contextlib.suppress(OSError):
                 (self.path / name).unlink()
@@ -297,7 +297,7 @@ class BufferFolder:
             write_whole(self._version(ordinal), _sealed(document))
 
     def read_versions(self) -> list[Document]:
-        """By their ordinals."""
+        """Return the documents of the versions, by ordinal."""
         found = []
         for ordinal in self._ordinals():
             with contextlib.suppress(_Gone):  # removed since they were listed
@@ -355,9 +355,9 @@ class BufferFolder:
     def map_block(
         self, name: str, schema: Schema, columns: Collection[str] | None = None, extra: Collection[str] = ()
     ) -> tuple[Columns, dict[str, NDArray[np.int64]]]:
-        """What `write_block` was given, over the file's own memory, read-only: all columns, or those asked for.
+        """Map the columns given to `write_block`, read-only, over the file's own memory: all columns, or some.
 
-        A column that is asked for, and an array in `extra`, has to be there.
+        Requested columns, and arrays in `extra`, must exist.
         """
         path = inside(self.path / "blocks", name)
         try:
@@ -391,7 +391,7 @@ class BufferFolder:
         return {found.decode() for name in names for found in _NAMED_BLOCKS.findall(_unsealed(self.path / name))}
 
     def _remove_leftovers(self) -> None:
-        """What killed writers left. Only names of our own making, and only once all that counts was read."""
+        """Remove the files that killed writers left. Only files with our own names, after all valid files were read."""
         self.remove_blocks(self.unused())
         journals = filter(_JOURNAL_NAME.fullmatch, _listed(self.path))
         checkpoints = filter(_DOCUMENT_NAME.fullmatch, _listed(self.path / "checkpoints"))
@@ -411,7 +411,7 @@ def _listed(folder: Path) -> list[str]:
 
 
 def _check_free(path: Path) -> None:
-    """Refuse what is not an empty folder, or one that a writer was killed while making."""
+    """Refuse a folder unless it is empty, or was left by a writer that was killed while making it."""
     if not path.exists():
         return
     if not path.is_dir():

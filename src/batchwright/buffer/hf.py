@@ -1,4 +1,4 @@
-"""Tables as a `datasets.Dataset`, which has nested lists of fixed lengths for arrays."""
+"""Tables as a `datasets.Dataset`. Arrays become nested lists of fixed lengths."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Type inference: the Arrow type that holds some Python values without loss."""
+"""Type inference. It finds the Arrow type that holds some Python values without loss."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _GROUPS: dict[str, tuple[type, ...]] = {
 
 
 def infer(values: Sequence[Any]) -> pa.DataType:
-    """The type that holds all of these (plain) values; null where all of them are None."""
+    """The type that holds all of these (plain) values. Null if all of them are None."""
     known = [value for value in values if value is not None]
     kinds = set(map(type, known))
     groups = {_group(kind) for kind in kinds}

@@ -1,4 +1,4 @@
-"""Samples as rows: by the user's normalizers, or by the class of the sample.
+"""Samples as rows. The user's normalizers or the class of a sample decide the conversion.
 
 dict, dataclass, named tuple, object        one row
 tensor, array                               one row, {"tensor": ...}
@@ -33,7 +33,7 @@ Normalizer = Callable[[Any], Any]
 F = TypeVar("F", bound=Normalizer)
 
 _NORMALIZERS: dict[type, Normalizer] = {}
-"""In the order in which they were registered."""
+"""Normalizers in the order of their registration."""
 _logged: set[str] = set()
 
 
@@ -195,7 +195,7 @@ def _row(sample: Any, number: int | None) -> Row:
 
 
 def _remedy_of(sample: Any) -> str | None:
-    """What to give in the place of something that is not a sample, though it may have attributes."""
+    """The remedy for an object that is not a sample, though it may have attributes."""
     kind = type(sample)
     foreign = _FOREIGN.get(kind_of(kind) or "")
     if foreign is not None:
@@ -221,7 +221,7 @@ _NOT_SAMPLES: tuple[tuple[Any, str], ...] = (
     (pa.Array | pa.ChunkedArray | pa.Scalar, 'extend({"name": array}), which names the column'),
     (types.FunctionType | types.MethodType | types.BuiltinFunctionType, "what it returns"),
 )
-"""Classes of things that are not samples, and what to give instead."""
+"""Classes of objects that are not samples, with the remedy for each."""
 
 _FOREIGN = {
     "splits": 'one of its splits: append(splits["train"])',

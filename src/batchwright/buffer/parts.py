@@ -1,7 +1,7 @@
-"""The files of each block's columns, so that nothing is written twice and versions share what they read.
+"""The files of each block's columns. Columns are written once, and versions share them.
 
-A block is written as it grows: each part is a file with some columns of rows [first, last). A column that got new
-values is written anew; the parts with the old ones stay for the versions that name them.
+A block is written as it grows. Each part is a file with some columns of rows [first, last). A column that got new
+values is written anew. The parts with the old values stay for the versions that name them.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class _Part:
     first: int
     last: int
     columns: dict[str, list[tuple[Any, int]]]
-    """What was written of each: the column (one for each length that it was read at) and its edition; of the ledger,
-    the block."""
+    """The written state of each column: the column (one for each length that it was read at) and its edition. For the
+    ledger, the block."""
 
     def has(self, name: str, column: Any) -> bool:
-        """Whether it has this column as it is now."""
+        """Whether it has the current edition of this column."""
         return any(column is known and column.edition == edition for known, edition in self.columns.get(name, ()))
 
 
@@ -47,7 +47,7 @@ class Parts:
     def __init__(self, folder: BufferFolder) -> None:
         self.folder = folder
         self._parts: dict[int, list[_Part]] = {}
-        """Of each block, by its serial number."""
+        """The parts of each block, by its serial number."""
         self._lists: dict[int, tuple[NDArray[np.int64], str]] = {}
         """Files with lists of live rows, by the identity of the list."""
         self._columns: dict[tuple[str, ...], Column] = {}
@@ -56,7 +56,7 @@ class Parts:
     # Writing
 
     def write(self, segment: Segment, schema: Schema) -> Document:
-        """Have a segment's rows on disk, and say where."""
+        """Write a segment's rows to disk if needed, and return their place."""
         block, stop = segment.block, segment.stop  # no version has rows behind it, and an older column may lack them
         parts = self._parts.setdefault(block.serial, [])
         columns = _columns_of(segment)
@@ -153,7 +153,7 @@ class Parts:
         return keep
 
     def _remember(self, block: RowBlock, entries: list[Document]) -> None:
-        """Which files have a block's columns, so that they are not written again."""
+        """Remember the files of a block's columns, so that they are not written again."""
         parts = self._parts.setdefault(block.serial, [])
         known = {part.file: part for part in parts}
         columns = _columns_of(Segment.of(block))
@@ -193,7 +193,7 @@ class Parts:
 
 
 def _columns_of(segment: Segment) -> dict[str, Any]:
-    """What files have of a segment: its columns and its block's ledger."""
+    """The columns that files hold for a segment, with its block's ledger."""
     return {**segment.columns, _LEDGER: segment.block}
 
 
@@ -203,7 +203,7 @@ def _end_of(parts: list[_Part]) -> int:
 
 
 def _files_with(parts: list[_Part], name: str, column: Any) -> list[_Part]:
-    """The files that together have a column as it is now, from its first row on. They were met in any order."""
+    """The files that together have the current edition of a column, from its first row. Their order is arbitrary."""
     found: list[_Part] = []
     for part in sorted(parts, key=lambda part: (part.first, -part.last)):
         if part.has(name, column) and part.first == _end_of(found):

@@ -1,4 +1,4 @@
-"""Values of other libraries as plain ones: arrays, bytes, dicts, lists, numbers. Imports none of these libraries."""
+"""Values of other libraries as plain values: arrays, bytes, dicts, lists, numbers. Imports none of these libraries."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _DEEPEST = 64
 
 
 class Misfit(Exception):
-    """A value that cannot be kept, before anyone knows which row it is in."""
+    """A value that cannot be kept. Its row is not known yet."""
 
     kind: type[BatchwrightError]
     remedy: str | None
@@ -62,7 +62,7 @@ class Misfit(Exception):
 
 
 def kind_of(cls: type[Any]) -> str | None:
-    """What a class of another library is: "tensor", "array", "image", "dataset", "pandas", "polars", or None."""
+    """The kind of a class of another library: "tensor", "array", "image", "dataset", "pandas", "polars", or None."""
     return _kind_of(cls)  # type: ignore[arg-type]
 
 
@@ -93,7 +93,7 @@ _CLASSES = {
     ("polars", "Series"): "series",
     ("polars", "LazyFrame"): "lazy",
 }
-"""By the library and the name of the class: all that can be seen of it without an import."""
+"""Kinds of classes, by the library and the name of the class. No other facts are visible without an import."""
 
 
 def is_array(value: Any) -> bool:
@@ -101,7 +101,7 @@ def is_array(value: Any) -> bool:
 
 
 def rows_of_tensor(tensor: Any, remedy: str) -> NDArray[Any]:
-    """A tensor of numbers with at least one dimension; `remedy` says what to do about one without."""
+    """A tensor of numbers with at least one dimension; `remedy` is the advice for a value without one."""
     array = array_of_tensor(tensor)
     if not array.ndim:
         what = "a tensor without dimensions is a number"
@@ -116,7 +116,7 @@ def rows_of_tensor(tensor: Any, remedy: str) -> NDArray[Any]:
 
 
 def array_of_tensor(tensor: Any) -> NDArray[Any]:
-    """A tensor or array of any library as NumPy, in this machine's byte order; shares memory where it can."""
+    """A tensor or array of any library as NumPy, in this machine's byte order; shares memory if possible."""
     if type(tensor) is np.ndarray and tensor.dtype in DTYPES:
         return tensor
     if isinstance(tensor, np.ma.MaskedArray):
@@ -170,7 +170,7 @@ _PNG_MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")
 
 
 def plain(value: Any, depth: int = 0) -> Any:
-    """A value of a row as None, bool, number, str, bytes, number array, list or dict; others as they are."""
+    """A value of a row as None, bool, number, str, bytes, number array, list or dict. Other values stay unchanged."""
     kind = type(value)
     if kind in SIMPLE:
         return value
@@ -230,7 +230,7 @@ _REMEDIES = {
     "c": "np.stack([array.real, array.imag], -1)",
     "V": "array.astype(np.float32), or one column for each of its fields",
 }
-"""What to do about arrays of complex numbers and of records."""
+"""The remedy for arrays of complex numbers and of records."""
 
 
 def _inside(step: str, value: Any, depth: int) -> Any:

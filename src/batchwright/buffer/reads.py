@@ -1,4 +1,4 @@
-"""Reads of a buffer, as it is or at a version: rows, batches, draws, conversions, provenance."""
+"""Reads of a buffer, now or at a version: rows, batches, draws, conversions, provenance."""
 
 from __future__ import annotations
 
@@ -45,23 +45,23 @@ class Reads(ABC):
     @property
     @abstractmethod
     def kind(self) -> str | None:
-        """What samples are: "dict", "tensor" or "image"; None before the first."""
+        """The kind of samples: "dict", "tensor" or "image". None before the first sample."""
 
     @property
     @abstractmethod
     def seed(self) -> int:
-        """What draws follow."""
+        """The seed of draws."""
 
     @abstractmethod
     def _look(self) -> View:
-        """The rows as they are now, for a read that copies them."""
+        """The current rows, for a read that copies them."""
 
     def _hold(self) -> View:
         """The rows, to keep: later changes to the buffer do not affect them."""
         with self._lock:
             return self._look().share()
 
-    # What there is
+    # Content
 
     def __len__(self) -> int:
         return len(self._look())
@@ -73,7 +73,7 @@ class Reads(ABC):
 
     @property
     def ids(self) -> NDArray[np.int64]:
-        """Each row's id, which it keeps for ever."""
+        """The ids of the rows. An id never changes."""
         return self._look().ids.copy()
 
     def index_of(self, ids: Array) -> NDArray[np.int64]:
@@ -90,7 +90,7 @@ class Reads(ABC):
         return self._look().schema.names
 
     def provenance(self, indices: Array | None = None, *, ids: Array | None = None) -> pa.Table:
-        """id, journal number, time and origin of the append that rows came with; of all rows, or those of some
+        """The id of each row, and the journal number, time and origin of its append. For all rows, or those of some
         `indices` or `ids`."""
         view = self._look()
         if ids is not None:
@@ -117,13 +117,13 @@ class Reads(ABC):
             return rows_of(view.schema, view.columns_at(view.checked(wanted)))[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Row]:
-        """Some rows as dicts, with one gather: what torch's DataLoader asks for."""
+        """Return some rows as dicts, with one gather. torch's DataLoader calls it."""
         with self._lock:
             view = self._look()
             return rows_of(view.schema, view.columns_at(view.checked(indices)))
 
     def __iter__(self) -> Iterator[pa.Table]:
-        """One-row tables, of the version at which this began."""
+        """Yield one-row tables of the version at the start of the iteration."""
         view = self._hold()
 
         def rows() -> Iterator[pa.Table]:
@@ -204,9 +204,9 @@ class Reads(ABC):
         """n rows: a function of (journal number, seed, step) alone.
 
         by="uniform", "recent" (a row half as often every `half_life` rows of age), or a column of priorities: then a
-        row comes in proportion to its value ** `power`, and not at all where that is 0 or null. A row may come twice,
-        unless `replace=False`. `batch.weights` are (rows * probability) ** -beta, the
-        largest of them 1: what a loss is weighted with to undo the choice.
+        row is drawn in proportion to its value ** `power`, and never if that is 0 or null. A row may come twice,
+        unless `replace=False`. `batch.weights` are (rows * probability) ** -beta, the largest
+        of them 1. Weight a loss with them to undo the choice.
         """
         with self._lock:
             view = self._look()
@@ -254,9 +254,9 @@ class Reads(ABC):
         """Batches of `batch_size` rows over the current rows, shuffled by `seed`. Resume is instant, and the number of
         ranks may change.
 
-        With `columns` batches have only these, and a saved state fits as long as these are as they were: losses that
-        are written back in mid-epoch do not matter then. `shuffle` is "global" or "none"; `epochs=None` never ends.
-        `rank` and `world_size` are by default what the launcher says. Batches are arrays of `framework`. Every row
+        With `columns` batches have only these, and a saved state fits as long as these are unchanged. Losses that are
+        written back in mid-epoch do not matter then. `shuffle` is "global" or "none"; `epochs=None` never ends.
+        `rank` and `world_size` default to the launcher's. Batches are arrays of `framework`. Every row
         comes in each epoch: its last batch is short, unless `Batching(epoch_end=)` says otherwise.
         """
         from batchwright.loaders.buffer_rows import RowDataLoader
@@ -296,7 +296,7 @@ class Reads(ABC):
     def to_torch(self) -> dict[str, Any]:
         """A tensor for each column of numbers, a list for the others.
 
-        Where rows lie in one run in memory, a tensor is over the buffer's own memory: write into a `clone()` of it.
+        If rows are contiguous in memory, a tensor shares the buffer's own memory. Write into a `clone()` of it.
         """
         return self._converted("torch", share=True)
 
@@ -339,7 +339,7 @@ class BufferVersion(Reads):
 
     @property
     def seed(self) -> int:
-        """The buffer's: what draws follow."""
+        """The buffer's seed of draws."""
         return self._seed
 
     def _look(self) -> View:

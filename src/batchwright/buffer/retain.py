@@ -1,7 +1,7 @@
-"""Retention: the rows that stay or go, as functions of their number, a column, the seed and the journal number.
+"""Retention of rows. The rows that stay are a function of their number, a column, the seed and the journal number.
 
-Nothing is remembered: the same arguments give the same rows in every process, so replaying a journal makes the same
-choices again. Tests pin the choices, since saved buffers depend on them.
+The functions keep no state. The same arguments give the same rows in every process, so replaying a journal makes the
+same choices again. Tests pin the choices, since saved buffers depend on them.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _COUNTED.flags.writeable = False
 
 
 class BufferSettings(NamedTuple):
-    """How a buffer chooses what goes and what is drawn."""
+    """The settings by which a buffer chooses the rows to drop and to draw."""
 
     max_size: int | None = None
     drop_strategy: str = "oldest"
@@ -57,9 +57,9 @@ class BufferSettings(NamedTuple):
 
 
 def kept_count(n: int, fraction: Any) -> int:
-    """How many of n rows `retain_prior=fraction` keeps: floor(n * fraction + 1e-9), and none from zero down.
+    """The number of n rows that `retain_prior=fraction` keeps: floor(n * fraction + 1e-9), and 0 from zero down.
 
-    The 1e-9 is for fractions such as 0.29, of which 100 rows would be 28.999999999999996.
+    The 1e-9 is for fractions such as 0.29: 100 rows times 0.29 would be 28.999999999999996.
 
     >>> kept_count(100, 0.29), kept_count(3, 0.5), kept_count(3, -1)
     (29, 1, 0)
@@ -88,7 +88,7 @@ def is_number(value: Any) -> bool:
 
 
 def check_by(by: Any, numeric: Collection[str], others: Collection[str], *, parameter: str) -> None:
-    """Refuse what is neither a strategy of this parameter nor one of the `numeric` columns, with "-" in front or not.
+    """Refuse a value that is neither a strategy of this parameter nor a `numeric` column, with or without "-" in front.
 
     A strategy wins over a column of its name; "-latest" can only be a column. `others` are the columns that hold no
     single number in each row. `parameter` is "retain_prior_by", "drop_strategy" or "by" (of `sample`, which knows
@@ -114,7 +114,7 @@ def _unsigned(by: str, parameter: str) -> str:
 
 
 def _why_not(by: Any, numeric: Collection[str], others: Collection[str], parameter: str) -> tuple[str, str]:
-    """(what is wrong with a strategy, what to do about it)."""
+    """Return (the fault of a strategy, the remedy)."""
     named = _STRATEGIES[parameter]
     use_named = f"{parameter}={named[0]!r}"
     if not isinstance(by, str):
@@ -247,8 +247,8 @@ def _extreme(values: NDArray[Any], count: int, *, largest: bool) -> NDArray[np.i
 def choose(n: int, count: int, key: int) -> NDArray[np.int64]:
     """`count` distinct numbers of [0, n), ascending, every such set as likely as any other.
 
-    The first `count` distinct ones of a keyed series, or, where that would draw too many twice, the rows with the
-    smallest of n keyed numbers. Costs what it returns (and a sort of that) up to an eighth of n, above that O(n).
+    The first `count` distinct numbers of a keyed series, or, if that would draw too many twice, the rows with the
+    smallest of n keyed numbers. The cost is O(count) and a sort of that up to an eighth of n, and O(n) above it.
 
     >>> choose(1_000_000, 3, key=7)
     array([ 72970, 509466, 833665])
@@ -281,7 +281,7 @@ def _mix_zero(key: int) -> int:
 
 
 def _distinct(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-    """What np.unique gives, which takes ten times as long."""
+    """The result of np.unique, in a tenth of the time."""
     numbers.sort()
     is_new = numbers[1:] != numbers[:-1]
     return numbers if is_new.all() else numbers[np.concatenate([[True], is_new])]

@@ -1,11 +1,11 @@
-"""The rows that a step draws: uniformly, the newer ones more often, or by a column. A function, without any state.
+"""The rows that a step draws: uniformly, newer rows more often, or by a column. Draws are functions without state.
 
     draw(num_rows, 256, seed=0, number=17, step=3)                          uniform
     draw(num_rows, 256, seed=0, number=17, step=3, by="recent")             half as often every half_life rows of age
     draw(num_rows, 256, seed=0, number=17, step=3, by="loss", priorities=Priorities(loss, column="loss"))
 
 The key of a draw is (seed, number, step, by, replace): the same call gives the same rows in any process, and draws
-that differ in one of these have nothing to do with each other. Rows are computed with integers and with the operations
+that differ in one of these are independent. Rows are computed with integers and with the operations
 that IEEE 754 defines to the last bit, not with the machine's log, so that they are the same on every kind of machine.
 """
 
@@ -44,18 +44,18 @@ class SampleDraw:
 
     index: NDArray[np.int64]
     chance: F64 | float
-    """One number where all rows are equally probable."""
+    """One number if all rows are equally probable."""
 
     @property
     def probability(self) -> F64:
-        """In one draw from all rows. Under replace=False that is the first one: later ones have fewer rows left."""
+        """The probabilities in one draw from all rows: the first draw if replace=False; later ones have fewer rows."""
         return np.full(len(self.index), self.chance) if isinstance(self.chance, float) else self.chance
 
 
 class Priorities:
     """A column to draw by: a row's probability is proportional to value**power. Built once for each version, O(n).
 
-    A null counts as 0, and what is 0 is never drawn, whatever the power. A draw looks rows up in float64 sums, so a
+    A null counts as 0, and rows with 0 are never drawn, at any power. A draw looks rows up in float64 sums, so a
     row with less than 1e-16 of the whole may never come. Powers other than 0.5, 1 and 2 use the machine's pow, which
     may differ in the last bit between kinds of machines.
 
@@ -264,7 +264,7 @@ def _whole(num_rows: int, lives: float) -> float:
 
 
 def _unit(noise: U64) -> F64:
-    """64-bit noise as numbers between 0 and 1, neither of which is met."""
+    """64-bit noise as numbers between 0 and 1, both excluded."""
     noise >>= _S12
     unit = noise.astype(np.float64)
     unit += 0.5

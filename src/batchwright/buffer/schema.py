@@ -1,4 +1,4 @@
-"""Columns of a buffer: their types and shapes, and whether a row must have them.
+"""The columns of a buffer: their types and shapes, and whether a row must have them.
 
 Columns of numbers of one shape are NumPy arrays with a row for each; all other columns are Arrow arrays.
 """
@@ -23,11 +23,11 @@ Row = dict[str, Any]
 
 
 class Numbers(NamedTuple):
-    """A column of numbers (or booleans) of one shape: values [rows, *shape], and which rows have one."""
+    """A column of numbers (or booleans) of one shape: values [rows, *shape], and the mask of rows that have one."""
 
     values: NDArray[Any]
     valid: NDArray[np.bool_] | None = None
-    """None: all of them. Where False, the value means nothing."""
+    """The mask of rows that have a value; None: all rows. Where False, the value has no meaning."""
 
     @property
     def has_value(self) -> NDArray[np.bool_]:
@@ -60,7 +60,7 @@ class Field:
 
     name: str
     type: pa.DataType
-    """`pa.fixed_shape_tensor(value_type, shape)` for arrays of one shape; `pa.null()` where no row had a value yet."""
+    """`pa.fixed_shape_tensor(value_type, shape)` for arrays of one shape; `pa.null()` if no row had a value yet."""
     required: bool = True
     """Whether a row must name it. None is a value too, if `nullable`."""
     nullable: bool = True
@@ -82,7 +82,7 @@ class Field:
 
     @cached_property
     def numbers(self) -> tuple[np.dtype[Any], tuple[int, ...]] | None:
-        """(dtype, shape) of a column that is kept as NumPy; None of one that is kept as Arrow."""
+        """(dtype, shape) of a column that is kept as NumPy; None for a column that is kept as Arrow."""
         return numbers_of(self.type)
 
     @cached_property
@@ -131,7 +131,7 @@ class Schema:
         return pa.schema([pa.field(field.name, field.type, nullable=field.nullable) for field in self.fields])
 
     def merged(self, fields: Iterable[Field]) -> Schema:
-        """This schema with some fields replaced, and new ones at its end; itself, where nothing changes."""
+        """This schema with some fields replaced, and new fields at its end. Returns itself if no field changes."""
         merged = Schema(tuple({**self.by_name, **{field.name: field for field in fields}}.values()))
         return self if merged == self else merged
 

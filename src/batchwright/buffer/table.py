@@ -1,6 +1,6 @@
-"""The table of a buffer: its blocks, and the rows of each that are live.
+"""The table of a buffer: its blocks, and the live rows of each.
 
-Nothing is checked here and nothing is written to disk: a change that arrives is known to fit.
+The table checks no values and writes no files. Changes were checked before.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ _FAN, _SMALL = 8, 32
 
 
 class _Writers(NamedTuple):
-    """How rows get into the last block without a closer look."""
+    """The writers that put rows into the last block without a closer check."""
 
     rows: list[tuple[str, Callable[[int, Any], None]]]
-    """For each column what writes one value to a row, or raises `SlowWrite`."""
+    """A function per column that writes one value to a row, or raises `SlowWrite`."""
     columns: list[tuple[str, NDArray[Any], np.dtype[Any], tuple[int, ...]]]
-    """For each column its name, memory, type and shape."""
+    """The name, memory, type and shape of each column."""
     names: set[str] | None
-    """Of these columns, if all columns are numbers."""
+    """The names of these columns, if all columns are numbers."""
     row_bytes: int
 
 
@@ -56,7 +56,7 @@ class BufferTable:
         self.num_rows: int = 0
         self.next_id: int = 0
         self.number: int = 0
-        """Of the last change."""
+        """The number of the last change."""
         self.origins: list[str | None] = [None]
         self.next_serial: int = 0
         self._sealed: list[Segment] = []
@@ -64,13 +64,13 @@ class BufferTable:
         self._tail_start = 0
         self._view: View | None = None
         self._origin_numbers: dict[str | None, int] = {}
-        """Of each origin, as long as there are as many of them."""
+        """The number of each origin. Made again if its length differs from `origins`."""
         self._writers: _Writers | None = None
 
     # Undoing
 
     def save(self) -> tuple[Any, ...]:
-        """What `restore` needs, should the change that is about to be made fail. Its cost does not grow with rows."""
+        """Return the state that `restore` needs, in case the next change fails. The cost does not grow with rows."""
         tail = self._tail
         of_tail = tail and (tail.num_rows, tail.columns, len(tail.ledger))
         numbers = self.num_rows, self.next_id, self.number, self.next_serial, len(self.origins)
@@ -299,7 +299,7 @@ class BufferTable:
         self._compact()
 
     def _by_segment(self, which: NDArray[np.int64]) -> list[tuple[Segment, NDArray[np.int64]]]:
-        """Each sealed segment, and those of its rows that are among some rows of the table."""
+        """Each sealed segment, with the rows of a selection that are in it."""
         first = np.cumsum([0, *(segment.num_rows for segment in self._sealed)])
         cuts = np.searchsorted(which, first).tolist()
         found = []
@@ -311,7 +311,7 @@ class BufferTable:
         return found
 
     def drop_first(self, count: int) -> None:
-        """The oldest rows go: nothing that stays is touched."""
+        """Drop the oldest rows. Rows that stay are not touched."""
         sealed, left, gone = self._sealed, count, 0
         while left and gone < len(sealed):
             rows = sealed[gone].num_rows
@@ -319,7 +319,7 @@ class BufferTable:
                 sealed, left, gone = [sealed[gone].part(left, rows), *sealed[gone + 1 :]], 0, 0
             else:
                 left, gone = left - rows, gone + 1
-        # No function is called from here on: an interrupt (Ctrl-C) finds all of it or nothing.
+        # No function is called from here on: an interrupt (Ctrl-C) finds all of the change or none.
         self._view, self._sealed = None, sealed[gone:]
         self._tail_start += left
         self.num_rows -= count
@@ -382,7 +382,7 @@ class BufferTable:
         return self.gathered(view, np.arange(len(view)))
 
     def gathered(self, view: View, index: NDArray[np.int64]) -> Segment:
-        """A block of its own with some rows of a view, which keep their ids and where they came from."""
+        """A block of its own with some rows of a view. The rows keep their ids and provenance."""
         block = RowBlock(self._new_serial(), len(index), 0)
         written = costs.written
         block.write(self.schema, view.columns_at(index), 0, len(index))
@@ -416,7 +416,7 @@ class BufferTable:
                 self._tail.columns = changed
 
     def replace(self, segments: Sequence[Segment], schema: Schema) -> None:
-        """Other rows altogether: those of a view."""
+        """Replace all rows by those of a view."""
         self._view = None
         self._tail, self._tail_start, self._writers = None, 0, None
         self.schema, self._sealed = schema, list(segments)
@@ -436,7 +436,7 @@ def _with_last_joined(segments: list[Segment]) -> list[Segment]:
 
 
 def _neighbours(segments: list[Segment], sparse: set[int], limit: int) -> list[list[Segment]]:
-    """Groups of neighbours in sparse blocks, of at most `limit` rows; each of the others alone."""
+    """Groups of neighbours in sparse blocks, with at most `limit` rows. Each of the other segments is its own group."""
     groups: list[list[Segment]] = []
     num_rows, was_sparse = 0, False
     for segment in segments:

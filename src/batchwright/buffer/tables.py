@@ -18,13 +18,13 @@ __all__ = ["Normalized", "columns_of_table", "columns_to_extend"]
 
 
 class Normalized(NamedTuple):
-    """What samples became. A buffer holds rows of one kind."""
+    """The rows made from samples. A buffer holds rows of one kind."""
 
     kind: str
-    """What they were: "dict", "tensor" or "image"."""
+    """The kind of the samples: "dict", "tensor" or "image"."""
     rows: list[Row]
     columns: dict[str, Any] | None = None
-    """Of a table, in the place of rows."""
+    """The columns of a table, in place of rows."""
 
 
 def columns_to_extend(source: Any) -> Normalized:
@@ -136,7 +136,7 @@ def _column_of_pandas(series: Any) -> Any:
         try:
             return pa.Array.from_pandas(series)
         except (pa.ArrowException, TypeError, ValueError, OverflowError):
-            pass  # e.g. complex numbers: the errors for Python values say which row is at fault
+            pass  # e.g. complex numbers: the errors for Python values name the row at fault
     return [None if _is_missing(value) else value for value in series]
 
 
@@ -156,7 +156,7 @@ def _columns_of_dataset(dataset: Any) -> dict[str, Any]:
     found = {name: _plain_storage(table.column(name)) for name in shown}
     if kind in ("numpy", "torch", "jax", "tensorflow", "mlx"):
         for name, column in dataset[:].items():
-            if is_array(column) and len(column.shape):  # lists of different lengths stay what they are
+            if is_array(column) and len(column.shape):  # lists of different lengths stay unchanged
                 array = array_of_tensor(column)
                 if array.dtype in DTYPES:
                     found[name] = array
@@ -164,7 +164,7 @@ def _columns_of_dataset(dataset: Any) -> dict[str, Any]:
 
 
 def _plain_storage(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """A column of the library's own types as what they are stored as: arrays of one shape as lists of fixed lengths."""
+    """A column of the library's own types as its storage type. Arrays of one shape become lists of fixed lengths."""
     kind = column.type
     if not isinstance(kind, pa.BaseExtensionType) or kind.extension_name.startswith("arrow."):
         return column

@@ -1,7 +1,7 @@
-"""Rows and arrays as the columns of a buffer, and back: which types they get, what fits, and what is refused.
+"""Rows and arrays as the columns of a buffer, and back, with the choice of types and the checks of values.
 
-Types are kept: nothing is rounded, cut, or turned into text. What does not fit is refused with the row, the column and
-both types, and nothing has changed.
+Types are kept: values are never rounded, cut, or turned into text. A value that does not fit is refused with the row,
+the column and both types, and the buffer stays unchanged.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def infer_schema(rows: Sequence[Row]) -> Schema:
 
 
 def schema_of_arrow(schema: pa.Schema) -> Schema:
-    """What `schema=pa.schema(...)` says: a field that is not nullable is required."""
+    """Return the schema for `schema=pa.schema(...)`. A field that is not nullable is required."""
     check_names(schema.names)
     fields = []
     for field in schema:
@@ -84,7 +84,7 @@ def _check_tensors(kind: pa.DataType) -> None:
 
 
 def rows_to_columns(rows: Sequence[Row], schema: Schema) -> tuple[Columns, Schema]:
-    """The rows by column, each checked, and the schema: with a type where there was none (null) before."""
+    """Return the checked columns of the rows, and the schema, with types in place of null ones."""
     unknown = set().union(*rows) - schema.by_name.keys()
     if unknown:
         row, name = next((number, name) for number, row in enumerate(rows) for name in row if name in unknown)
@@ -121,7 +121,7 @@ def rows_of(schema: Schema, columns: Columns) -> list[Row]:
 
 
 def arrays_to_columns(arrays: Mapping[str, Any], schema: Schema | None) -> tuple[Columns, Schema]:
-    """Arrays by name as columns. Arrays of numbers and Arrow data are checked and taken as they are, not row by row."""
+    """Arrays by name as columns. Arrays of numbers and Arrow data are checked and taken whole, not row by row."""
     if schema is None:
         check_names(arrays)
         made = {name: _column(name, values, None) for name, values in arrays.items()}
@@ -171,7 +171,7 @@ def _is_one(values: Any) -> bool:
 
 
 def _column(name: str, values: Any, field: Field | None) -> tuple[Values, Field]:
-    """Some values (a list, an array, a tensor, a series or Arrow data) as a column, and what the column is now."""
+    """Return some values (a list, an array, a tensor, a series or Arrow data) as a column, with its new field."""
     try:
         if kind_of(type(values)) == "series":
             values = pa.array(values)

@@ -37,7 +37,7 @@ class CommittedVersion:
     """A version. Its rows are read from disk when they are first needed."""
 
     ordinal: int
-    """Which one of a buffer's: it is never used again."""
+    """The number of the version in its buffer. It is never used again."""
     info: VersionInfo
     kind: str | None
     load: Callable[[], View]
@@ -53,14 +53,14 @@ class CommittedVersion:
 
 @dataclass(frozen=True, slots=True)
 class BufferDiff:
-    """How one version differs from an older one, by ids."""
+    """The differences between a version and an older one, by ids."""
 
     added: NDArray[np.int64]
     removed: NDArray[np.int64]
     changed: NDArray[np.int64]
     """Rows that are in both, with another value in some column."""
     columns: dict[str, int]
-    """In how many of these rows each column has another value; columns that are in one version only count too."""
+    """The number of these rows with another value, per column. Columns that are in only one version count too."""
 
     def __bool__(self) -> bool:
         return bool(len(self.added) or len(self.removed) or len(self.changed))
@@ -72,7 +72,7 @@ class BufferDiff:
 
 
 def find_version(wanted: str | int | VersionInfo, known: Sequence[VersionInfo]) -> int:
-    """Which of the known versions is meant: by name, by number (the last commit there), or as `commit` gave it."""
+    """Find a version by name, by number (the last commit there), or by the result of `commit`."""
     for at in reversed(range(len(known))):
         info = known[at]
         if wanted == info or (type(wanted), wanted) in ((int, info.number), (str, info.name)):
@@ -124,6 +124,6 @@ def _differs(
 
 
 def _memory_of(view: View, name: str, index: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Which column of which block each row lies in, as a number. The rows of one are the same in all versions."""
+    """A number for the block and the column that hold each row. Rows with one number are the same in all versions."""
     columns = np.array([id(segment.columns.get(name)) for segment in view.segments], np.int64)
     return columns[view.locate(index)[0]]

@@ -44,10 +44,10 @@ class View:
     def __len__(self) -> int:
         return self._num_rows
 
-    # Which rows
+    # Selection of rows
 
     def checked(self, indices: Any, *, what: str = "indices") -> NDArray[np.int64]:
-        """Row numbers from 0 of numbers that may count from the end; RowIndexError where there is no such row."""
+        """Convert row numbers that may count from the end to numbers from 0. Raises RowIndexError if out of range."""
         index, count = whole_numbers(indices, what), len(self)
         if not len(index) or (index.min() >= 0 and index.max() < count):
             return index
@@ -81,14 +81,14 @@ class View:
 
     @cached_property
     def _first_ids(self) -> tuple[NDArray[np.int64], NDArray[np.bool_] | None]:
-        """(first id of each segment's block, whether it lists its ids instead; None: none of them does)."""
+        """Return (first id of each segment's block, mask of blocks that list ids instead; None if none does)."""
         blocks = [segment.block for segment in self.segments]
         lists_ids = [block.ids is not None for block in blocks]
         first = np.array([block.first_id for block in blocks], np.int64)
         return first, np.array(lists_ids) if any(lists_ids) else None
 
     def index_of(self, ids: Any) -> NDArray[np.int64]:
-        """The row numbers of some ids; RowIndexError where one is not here."""
+        """The row numbers of some ids; Raises RowIndexError if an id is missing."""
         wanted = whole_numbers(ids, "ids")
         if not len(wanted):
             return wanted
@@ -105,7 +105,7 @@ class View:
 
     @cached_property
     def _id_ranges(self) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
-        """(first, last) id of every segment; None where ids are not ascending, as after `select` in another order."""
+        """(first, last) id of every segment; None if ids are not ascending, as after `select` in another order."""
         if not all(segment.block.has_ascending_ids for segment in self.segments):
             return None
         ends = [segment.block.ids_of(np.array([segment.start, segment.stop - 1])) for segment in self.segments]
@@ -127,7 +127,7 @@ class View:
         return found, known
 
     def _by_order(self, ids: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """The same, of ids in any order."""
+        """The same, for ids in any order."""
         order = self._id_order
         at = np.minimum(np.searchsorted(self.ids, ids, sorter=order), len(order) - 1)
         return order[at], self.ids[order[at]] == ids
@@ -151,7 +151,7 @@ class View:
 
     @cached_property
     def _shifts(self) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
-        """For each segment (from row numbers to offsets, the address of its list of live rows, or 0; None: all 0)."""
+        """Per segment (shift from row numbers to offsets, the address of its list of live rows, or 0; None: all 0)."""
         shift = np.array([segment.start for segment in self.segments], np.int64) - self._first[:-1]
         lists = [0 if segment.keep is None else segment.keep.ctypes.data for segment in self.segments]
         return shift, np.array(lists) if any(lists) else None
@@ -159,12 +159,12 @@ class View:
     # Values
 
     def rows_at(self, index: NDArray[np.int64]) -> tuple[Columns, NDArray[np.int64]]:
-        """(columns, ids) of some rows by number, each of which is there."""
+        """Return (columns, ids) of some rows by number. All of the rows must exist."""
         place = self.locate(index)
         return {field.name: self._gather(field, *place) for field in self.schema}, self._ids(*place)
 
     def columns_at(self, index: NDArray[np.int64], names: Sequence[str] | None = None) -> Columns:
-        """Some rows by number, each of which is there: one gather for each column, in memory of its own."""
+        """Return some rows by number. All of the rows must exist. One gather per column, into new memory."""
         place, known = self.locate(index), self.schema.by_name
         return {name: self._gather(known[name], *place) for name in names or known}
 
@@ -221,7 +221,7 @@ class View:
         for begin in range(0, len(self), rows):
             yield np.arange(begin, min(begin + rows, len(self)))
 
-    # Where rows came from
+    # Provenance of rows
 
     def appends_at(self, index: NDArray[np.int64]) -> NDArray[np.int64]:
         """(journal number, time in microseconds, number of the origin) of the append that each row came with."""
@@ -233,7 +233,7 @@ class View:
         return entries
 
     def ledger_at(self, index: NDArray[np.int64]) -> NDArray[np.int64]:
-        """What the ledger of a block with these rows says."""
+        """The ledger of a block that has these rows."""
         entries = self.appends_at(index)
         begins = np.flatnonzero(np.r_[True, (entries[1:] != entries[:-1]).any(axis=1)][: len(index)])
         return np.column_stack([begins, entries[begins]])
@@ -291,7 +291,7 @@ class View:
         return fingerprint([fields, len(self), digests])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """By content: rows, ids and where they came from, as one block."""
+        """Pickled by content: rows, ids and provenance, as one block."""
         ledger = self.ledger_at(np.arange(len(self))).ravel()
         return _from_content, (self.schema, self.columns(), self.ids, ledger, self.number, list(self.origins))
 
@@ -324,7 +324,7 @@ def _from_content(
 
 
 class _Memory:
-    """Where a column of numbers lies, in all blocks of a view."""
+    """The memory of a column of numbers, in all blocks of a view."""
 
     def __init__(self, field: Field, columns: Sequence[Any]) -> None:
         assert field.numbers is not None

@@ -1,4 +1,4 @@
-"""One gather of records that lie anywhere in memory, however many arrays or mapped files they are spread over.
+"""One gather of records from anywhere in memory, across any number of arrays or mapped files.
 
 NumPy gathers records of one array. All memory lies in one address space, so a view that begins at the lowest record
 and steps by one item is such an array: its elements are records, by address. Nothing outside them is ever touched.
@@ -22,7 +22,7 @@ def _record(dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.dtype[Any]:
 
 
 class Memory:
-    """What NumPy's array interface needs to see memory at an address. The reader keeps that memory alive."""
+    """NumPy's array interface for memory at an address. The reader keeps that memory alive."""
 
     __slots__ = ("__array_interface__",)
 
@@ -41,9 +41,9 @@ class Memory:
 class ScatteredRows:
     """Rows that lie in several arrays of one type and shape, as one: row r of array i is number start[i] + r * step.
 
-    Array i begins at addresses[i], aligned for `dtype`, and has num_rows[i] rows. Address 0 means that there is no such
-    array; its start is negative. If all begin at a multiple of a row's bytes from each other, as arrays of `rows_apart`
-    do, NumPy can take rows as of one contiguous array, which is faster.
+    Array i begins at addresses[i], aligned for `dtype`, and has num_rows[i] rows. Address 0 marks a missing array;
+    its start is negative. If all begin at a multiple of a row's bytes from each other, as arrays of `rows_apart` do,
+    NumPy can take rows as of one contiguous array, which is faster.
 
     >>> one, other = np.arange(3.0), np.arange(8.0, 12.0)
     >>> table = ScatteredRows(np.array([one.ctypes.data, other.ctypes.data]), [3, 4], one.dtype)
@@ -78,7 +78,7 @@ class ScatteredRows:
         """Some rows, in memory of their own. The caller vouches for the numbers, and holds the arrays."""
         if not self._rows.size:
             return np.empty((len(numbers), *self.shape), self.dtype)
-        # Of an array that is not contiguous, `take` would make a copy first: of all memory between the arrays.
+        # `take` would first copy an array that is not contiguous, with all memory between the arrays.
         taken: NDArray[Any] = self._rows.take(numbers, mode="clip") if self.is_contiguous else self._rows[numbers]
         return taken.view(self.dtype).reshape(len(numbers), *self.shape)
 

@@ -1,4 +1,4 @@
-"""Arrow IPC, file and stream format: mapped, handed out without a copy, and let go of as reading moves on.
+"""Arrow IPC, file and stream format. Files are mapped, handed out without a copy, and released as reading advances.
 
 Arrow has no checksums. To touch a map behind the end of its file ends the process, so the length of the file is checked
 before each chunk. A writer that cuts it between the check and the copy still does: write new files beside the old ones,
@@ -25,10 +25,10 @@ from batchwright.columns.shard import ShardReader
 __all__ = ["ArrowShard"]
 
 _HELD_BYTES = 8 << 20
-"""Mapped pages that reading may leave in memory, and what bits of booleans may take as bytes at once."""
+"""Bytes of mapped pages that reading may leave in memory, and of booleans that are unpacked at once."""
 _MAGIC = b"ARROW1"
 _MESSAGE, _END = b"\xff" * 4, b"\xff" * 4 + bytes(4)
-"""How messages of a stream begin (since Arrow 0.15), and the last one, which says that nothing follows."""
+"""The first bytes of messages of a stream (since Arrow 0.15), and the last message, which marks the end."""
 
 
 class ArrowShard(ShardReader):
@@ -63,13 +63,12 @@ class ArrowShard(ShardReader):
         )
         self.decode_bytes = 2 * _HELD_BYTES
         if not self._is_mapped:
-            # The batch that is decoded, its bytes in the file, and the one before, of which the caller still has the
-            # last chunk.
+            # The batch that is decoded, its bytes in the file, and the one before: the caller still has its last chunk.
             biggest = int(max(np.diff(self._starts), default=0))
             self.decode_bytes += 3 * biggest * row_bytes(self.schema)
 
     def _count_rows(self, smallest: int) -> None:
-        """Where each batch begins, and whether batches are parts of the map. One column is decoded: the smallest."""
+        """Count the rows before each batch, and check whether batches are parts of the map. Decodes one column."""
         self._starts = [0]
         self._is_mapped = True
         source = self._source()
@@ -125,7 +124,7 @@ class ArrowShard(ShardReader):
                     taken_bytes = 0
 
     def _batches(self) -> Callable[[int], Any]:
-        """The record batches by number, asked for in order.
+        """The record batches by number, read in order.
 
         A reader of files goes to any batch at once, but copies. A stream reads over mapped batches at no cost.
         """

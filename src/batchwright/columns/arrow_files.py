@@ -1,4 +1,4 @@
-"""Arrow IPC and Parquet files, opened in one way by every reader of them.
+"""Opening of Arrow IPC and Parquet files, the same for every reader.
 
 pyarrow is imported by the first call: it takes longer to import than everything else.
 """

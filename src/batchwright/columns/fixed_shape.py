@@ -1,6 +1,6 @@
 """Arrow columns whose rows all have one shape, as NumPy arrays: numbers, booleans, lists of one length, tensors.
 
-Every other column is refused by its name, and by its row if only some rows are at fault.
+Every other column is refused with its name, and with its row if only some rows are at fault.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from batchwright.columns.schema import DAMAGED, Column, Rows, Schema, check_shap
 __all__ = ["ARROW_DAMAGE", "column_of", "columns_of_batch", "to_numpy"]
 
 ARROW_DAMAGE = (pa.ArrowException, OSError, ValueError, OverflowError, KeyError, IndexError)
-"""What Arrow raises on damaged bytes."""
+"""The errors of Arrow on damaged bytes."""
 
 
 def column_of(field: pa.Field, first_row: Callable[[], Any], *, file: str) -> Column:

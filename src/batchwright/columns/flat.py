@@ -1,6 +1,6 @@
 """Shards whose columns are arrays in a file, row after row (npz, safetensors), read by `pread`.
 
-Nothing is mapped, so memory is what the buffers take, and a file that is cut short is an error: as a map it would end
+Files are not mapped. Memory is limited to the buffers, and a file that is cut short is an error; as a map it would end
 the process with SIGBUS.
 """
 
@@ -62,10 +62,10 @@ class FlatColumn:
     """An array in a file, whose first axis is rows."""
 
     dtype: np.dtype[Any]
-    """As stored."""
+    """The stored dtype."""
     rows: int
     shape: tuple[int, ...]
-    """Of one row."""
+    """The shape of one row."""
     open: Callable[[], Fill]
     """Begin to read its bytes."""
     is_fortran: bool = False
@@ -101,7 +101,7 @@ class FlatShard(ShardReader):
 
 
 class _RowReader:
-    """Rows of one column, asked for in order. What it returns is overwritten by the next call."""
+    """The rows of one column, read in order. The next call overwrites its result."""
 
     def __init__(self, column: FlatColumn, most_rows: int) -> None:
         self._column = column
@@ -119,7 +119,7 @@ class _RowReader:
         return self._typed(out)
 
     def finish(self) -> None:
-        """Read what is left, if little is: the last byte of a column may come with the checksum of all."""
+        """Read the rest if it is small. The last byte of a column may come with the checksum of all."""
         left = self._column.rows - self._next_row
         if 0 < left * self._row_bytes <= _GAP_BYTES:
             self._read(np.empty((left, self._row_bytes), np.uint8), self._next_row)
@@ -147,7 +147,7 @@ class _RowReader:
     def _typed(self, out: NDArray[np.uint8]) -> NDArray[Any]:
         dtype = self._column.dtype
         if dtype.kind == "b":
-            np.not_equal(out, 0, out=out.view(np.bool_))  # a byte of 2 is no boolean: sums would be wrong
+            np.not_equal(out, 0, out=out.view(np.bool_))  # a byte of 2 is not a boolean: sums would be wrong
         typed = out.reshape(-1).view(dtype).reshape(len(out), *self._column.shape)
         return typed.astype(dtype.newbyteorder("="), copy=False)
 

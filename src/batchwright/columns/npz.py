@@ -1,4 +1,4 @@
-"""npz: one array a column, its first axis rows. Nothing in it is unpickled.
+"""npz shards. A column is one array, with rows on its first axis. Nothing is unpickled.
 
 A column that is read in full is checked against the archive's checksum: a quarter of the time at full speed.
 """
@@ -22,10 +22,10 @@ from batchwright.columns.schema import DAMAGED, check_dtype, chosen, column_erro
 __all__ = ["open_npz"]
 
 _UNPACKED_BYTES = 256 << 10
-"""Unpacked at once: zipfile copies what it returns a few times."""
+"""The bytes unpacked at once. zipfile copies its result a few times."""
 _LOCAL_HEADER = struct.Struct("<26xHH")
 _BAD_ZIP = (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, NotImplementedError, ValueError)
-"""What zipfile raises on bytes that are no archive, or one that it cannot read."""
+"""The errors of zipfile on bytes that are not an archive, or on an archive that it cannot read."""
 
 
 def open_npz(path: str, columns: Sequence[str] | None) -> FlatShard:
@@ -78,7 +78,7 @@ def _open_member(member: _Member) -> FlatColumn:
 
 
 def _stored(member: _Member) -> Fill:
-    """The bytes of an array that is in the file as it is."""
+    """The bytes of an array that is stored uncompressed."""
     header = bytearray(_LOCAL_HEADER.size)
     member.read_at(memoryview(header), member.info.header_offset)
     begin = member.info.header_offset + _LOCAL_HEADER.size + sum(_LOCAL_HEADER.unpack(header))

@@ -1,4 +1,4 @@
-"""Parquet: only the row groups that hold wanted rows, a few thousand rows of them at a time."""
+"""Parquet shards. Only the row groups with wanted rows are read, a few thousand rows at a time."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _BATCH_BYTES = 16 << 20
 _BYTES_PER_VALUE = 24
 """While a value is decoded: small integers are four bytes in Parquet, and values of lists have two levels each."""
 _PAGE_BYTES = 8 << 20
-"""Of one column, at most: a page, a dictionary and what is read ahead. Writers make pages of 1 MiB."""
+"""The most bytes for one column: a page, a dictionary and the bytes read ahead. Writers make pages of 1 MiB."""
 
 
 class ParquetShard(ShardReader):

@@ -1,7 +1,7 @@
-"""Rows of Python values (JSONL, pickle) as columns: what a child process decodes and writes into shared memory.
+"""Rows of Python values (JSONL, pickle) as columns. A child process decodes them into shared memory.
 
 Values are numbers, booleans, NumPy arrays, or nested lists of equal shape. A column's dtype is that of its arrays; of
-plain numbers it is bool, int64 or float64, float64 where both are in one column.
+plain numbers it is bool, int64 or float64, float64 if both are in one column.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Decoded:
         self.starts.append(first_row + len(rows))
 
     def finish(self) -> None:
-        """Tell what each column is: no more rows come."""
+        """Report the type of each column, after the last row."""
         found = {}
         for name, blocks in self.blocks.items():
             dtype = np.result_type(*{block.dtype for block in blocks})
@@ -88,7 +88,7 @@ class Decoded:
         self.schema = sorted_schema(found)
 
     def write(self, descriptor: int) -> None:
-        """Write the columns into a file as `column_offsets` says, and let go of each block that is written."""
+        """Write the columns into a file as `column_offsets` says, and free each written block."""
         offsets, num_bytes = column_offsets(self.schema, self.starts[-1])
         os.ftruncate(descriptor, num_bytes)
         for name, column in self.schema.items():
@@ -117,7 +117,7 @@ def _write_all(descriptor: int, data: memoryview, offset: int) -> int:
 
 
 def column_offsets(schema: Schema, rows: int) -> tuple[dict[str, int], int]:
-    """(where the column of each name begins in shared memory, the length of all)."""
+    """Return (the offset of each column in shared memory, by name; the length of all)."""
     offsets, end = {}, 0
     for name, column in schema.items():
         offsets[name] = end
@@ -129,7 +129,7 @@ def decode_into(
     descriptor: int, file: str, kind: str, columns: Sequence[str] | None, budget: int | None
 ) -> tuple[int, Schema]:
     """The work of the child process: (rows, schema) of a shard, whose columns are then in the file of a descriptor."""
-    gc.disable()  # it would look at millions of objects again and again, of which none is garbage
+    gc.disable()  # it would look at millions of objects again and again, and none is garbage
     if budget is not None:
         limit_memory(budget)
     decoded = _within_memory(file, kind, columns)
@@ -148,7 +148,7 @@ def _within_memory(file: str, kind: str, columns: Sequence[str] | None) -> Decod
     try:
         return decode(file, kind, columns)
     except MemoryError:
-        return None  # what was decoded is let go of here, so that there is room for saying it
+        return None  # the decoded rows are freed here, so that there is room for the message
 
 
 # Files
@@ -200,13 +200,13 @@ def _unpacked(file: str) -> IO[bytes]:
 
 
 def _pickled_rows(file: str) -> Iterator[list[Row]]:
-    """Blocks of `examples`, which are let go of as they are handed out."""
+    """Blocks of `examples`. Each is freed as it is handed out."""
     try:
         with _unpacked(file) as stream:
             loaded = pickle.load(stream)
     except MemoryError:
         raise
-    except Exception as error:  # a pickle raises what it likes
+    except Exception as error:  # a pickle can raise anything
         remedy = DAMAGED
         if isinstance(error, ImportError | AttributeError):
             remedy = "put the module of its classes on sys.path, or write it with plain arrays and numbers"
@@ -239,7 +239,7 @@ def _stacked(
     array = _array_of(values)
     if array is not None and (before is None or array.shape[1:] == before):
         return array
-    # Something is wrong: row by row, to say where.
+    # A value is wrong: look row by row, to name its place.
     for row, value in enumerate(values, first_row):
         one = _array_of([value])
         if one is None:
@@ -290,7 +290,7 @@ def _of_numbers(values: list[Any]) -> NDArray[Any]:
 
 
 def _would_change(array: NDArray[Any], dtype: np.dtype[Any]) -> bool:
-    """Whether whole numbers of an array are others as this dtype: rounded, or negative where there is no sign."""
+    """Whether integers of an array would change in this dtype: rounded, or negative in an unsigned dtype."""
     if array.dtype.kind not in "iu" or not array.size:
         return False
     if dtype.kind == "f":

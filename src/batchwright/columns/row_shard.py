@@ -1,6 +1,6 @@
-"""JSONL and pickle shards: decoded in full in a child process, so that the trainer's interpreter is free.
+"""JSONL and pickle shards. They are decoded in full in a child process, so that the trainer's interpreter is free.
 
-Columns come through shared memory: rows through a pipe took two to ten times as long. The child is a new interpreter
+Columns come through shared memory. Rows through a pipe took two to ten times as long. The child is a new interpreter
 that ends with its work, or with its parent.
 """
 
@@ -25,14 +25,14 @@ from batchwright.columns.shard import ShardReader
 __all__ = ["RowShard", "expected_bytes"]
 
 _CHILD_BYTES = 64 << 20
-"""An interpreter with NumPy, and what it reads and sends."""
+"""Bytes for an interpreter with NumPy, and for its reading and sending."""
 _GROWTH = {"jsonl": 5, "pickle": 7}
 """Bytes that decoding takes for one of text or pickle, about: "0," becomes eight bytes, a
 number in a pickled list an object and a place in a list."""
 _GZIP_RATIO = 1032
-"""How many times its size a gzip file unpacks to, at most."""
+"""The largest ratio of unpacked to packed size of a gzip file."""
 _ZSTD_RATIO = 12
-"""How many times its size a zstd file is taken to have: it need not say."""
+"""The assumed ratio of unpacked to packed size of a zstd file, which need not state its size."""
 
 
 class RowShard(ShardReader):
@@ -82,7 +82,7 @@ def _columns_in(memory: int, schema: Schema, rows: int) -> dict[str, NDArray[Any
 
 
 def expected_bytes(path: str, kind: str) -> int:
-    """Memory that decoding a shard takes, about: by its size, and the size that a gzip file says it has unpacked."""
+    """The approximate memory for decoding a shard, from its size, and the unpacked size stored in a gzip file."""
     with open(path, "rb") as file:
         size, begins = os.fstat(file.fileno()).st_size, file.read(4)
         unpacked = size
@@ -90,7 +90,7 @@ def expected_bytes(path: str, kind: str) -> int:
             unpacked = size * _ZSTD_RATIO
         elif begins.startswith(GZIP_MAGIC) and size >= 18:
             file.seek(-4, os.SEEK_END)
-            said = int.from_bytes(file.read(4), "little")  # of 32 bits: what is larger says the rest only
+            said = int.from_bytes(file.read(4), "little")  # of 32 bits: a larger size is given modulo 2**32
             unpacked = said + -(-max(0, size - 64 - said) // 2**32) * 2**32
             unpacked = min(unpacked, size * _GZIP_RATIO)  # of a file that was cut, the last bytes say anything
     return _CHILD_BYTES + _GROWTH[kind] * unpacked

@@ -1,4 +1,4 @@
-"""safetensors: a JSON header with the place of each column, then the columns. Every size is checked before use."""
+"""safetensors shards. A JSON header has the place of each column; the columns follow. All sizes are checked first."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def open_safetensors(path: str, columns: Sequence[str] | None) -> FlatShard:
 
 
 def _read_header(descriptor: int, path: str) -> tuple[int, dict[str, _Tensor]]:
-    """(where the data begin, tensors), which must follow one another to the end of the file."""
+    """Return (the offset of the data, tensors). Tensors must follow one another to the end of the file."""
     size = os.fstat(descriptor).st_size
     length_field = bytearray(min(8, size))
     read_at(descriptor, memoryview(length_field), 0, file=path)

@@ -1,4 +1,4 @@
-"""Schemas of columns, which rows of them are wanted, and the checks that every format shares."""
+"""Schemas of columns, the selection of wanted rows, and the checks that every format shares."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Column:
 
 
 Schema = dict[str, Column]
-"""By name, in the order of the names."""
+"""Columns by name, in the order of the names."""
 
 
 def sorted_schema(columns: dict[str, Column]) -> Schema:

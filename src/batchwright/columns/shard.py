@@ -1,10 +1,10 @@
-"""Shards: files of rows in six formats, read as columns a chunk of rows at a time.
+"""Shards, files of rows in six formats, read as columns in chunks of rows.
 
     with open_shard("games/shard_0001.npz") as shard:
         for columns in shard.chunks(slice(0, None, 4), rows_per_chunk=8192):    # every fourth row
             pool.add(columns)                                                   # before asking for the next chunk
 
-A fault is a SourceError that names the file, and the row and the column where there is one.
+A fault is a SourceError that names the file, and the row and the column if known.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _ENDINGS = {
     "pickle": (".pkl", ".pkl.gz", ".pickle", ".pickle.gz"),
 }
 EXTENSIONS: dict[str, str] = {ending: kind for kind, endings in _ENDINGS.items() for ending in endings}
-"""How the names of shards end, and the format that each ending means."""
+"""The file name endings of shards, and the format of each."""
 
 
 class ShardReader(abc.ABC):
@@ -55,17 +55,17 @@ class ShardReader(abc.ABC):
     path: str
     rows: int
     schema: Schema
-    """Of the columns asked for."""
+    """The schema of the requested columns."""
     decode_bytes: int
-    """Memory that reading takes at most beyond what it hands out, a child's included: by what the file says of itself,
-    so that it is the same on every machine."""
+    """The most memory for reading beyond the arrays handed out, a child's included. Computed from the file alone, so
+    it is the same on every machine."""
 
     @abc.abstractmethod
     def chunks(self, wanted: Wanted, rows_per_chunk: int) -> Iterator[dict[str, NDArray[Any]]]:
         """The columns of the wanted rows: a slice with a step of 1 or more, or sorted row numbers.
 
-        At most `rows_per_chunk` rows at a time, in order. The arrays are only to be read, and only until the next chunk
-        is asked for: their memory is used again. Formats that can seek read only what is wanted.
+        At most `rows_per_chunk` rows at a time, in order. The arrays are only to be read, and only until the next
+        chunk is requested: their memory is used again. Formats that can seek read only wanted rows.
         """
 
     @abc.abstractmethod
@@ -82,11 +82,11 @@ class ShardReader(abc.ABC):
 
 @dataclass(frozen=True, slots=True)
 class ShardHeader:
-    """What a shard says of itself before it is decoded."""
+    """The facts of a shard that are known before it is decoded."""
 
     format: str
     rows: int | None
-    """None: only decoding it tells."""
+    """None if only decoding can tell."""
     schema: Schema | None
     decode_bytes: int
 
@@ -110,14 +110,14 @@ def open_shard(
 ) -> ShardReader:
     """A shard, ready to be read. Columns that are not in `columns` are neither read nor checked.
 
-    `budget` is the memory in bytes that decoding may take in a child process, where the format needs one.
+    `budget` is the memory in bytes that decoding may take in a child process, if the format needs one.
     """
     file, kind = _checked(path, allow_pickle)
     return _open(file, kind, columns, budget)
 
 
 def peek(path: str | Path, *, allow_pickle: bool = False, columns: Sequence[str] | None = None) -> ShardHeader:
-    """What the header of a shard says. Nothing is decoded: of JSONL and pickle only the memory is known, about."""
+    """Read the header of a shard. No row is decoded. For JSONL and pickle only the memory is known, about."""
     file, kind = _checked(path, allow_pickle)
     if kind in ("jsonl", "pickle"):
         from batchwright.columns.row_shard import expected_bytes
@@ -144,7 +144,7 @@ def content_mark(path: str | Path) -> str:
 
 
 def _checked(path: str | Path, allow_pickle: bool) -> tuple[str, str]:
-    """The path and the format of a file that is there and has content."""
+    """The path and the format of an existing file with content."""
     file = str(local_path(path=path))
     kind, name = format_of(file), os.path.basename(file.rstrip("/"))
     endings = "files named " + ", ".join(f"*{ending}" for ending in EXTENSIONS)

@@ -1,3 +1,3 @@
-"""A pool of positions in memory, kept full from shards by a thread that reads ahead."""
+"""A pool of positions in memory. A thread reads shards ahead and keeps it full."""
 
 __all__: list[str] = []

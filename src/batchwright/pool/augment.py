@@ -39,7 +39,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 Names = str | Iterable[str] | None
 """A column, several, () for none, or None for the one of the usual name, if it is there."""
 Written = Literal["signs", "0/1", "1/2"]
-"""How a column encodes red and blue: 1 and -1, 0 and 1 (or anything between them, as a chance), 1 and 2."""
+"""The encodings of red and blue in a column: 1 and -1, 0 and 1 (or a chance between them), 1 and 2."""
 Encoded = Names | Mapping[str, Written]
 Colours = Literal["planes", "signs", "1/2", "mover"]
 ThirdPlane = Literal["to_move", "keep"]
@@ -75,7 +75,7 @@ def register_augmentation(name: str, factor: int) -> Callable[[F], F]:
 
 
 def augmentation_for(given: Any) -> Augmentation | None:
-    """What `augmentation=` means: a registered name, an `Augmentation`, or a function with an int `.factor`.
+    """Return the augmentation that is given: a registered name, an `Augmentation`, or a function with an int `.factor`.
 
     >>> augmentation_for("hex4").factor, augmentation_for(hex4).factor, augmentation_for(None)
     (4, 4, None)
@@ -155,7 +155,7 @@ def _checked(augmentation: Augmentation, name: str, given: NDArray[Any], seen: N
         )
     if not got.flags.writeable:
         got = got.copy()
-    # Views of what was given cannot be written, and frameworks take no arrays with negative strides.
+    # Views of the given arrays cannot be written, and frameworks take no arrays with negative strides.
     return np.ascontiguousarray(got)
 
 

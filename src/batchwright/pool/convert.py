@@ -1,9 +1,9 @@
-"""Conversion of shards to a format that reads fast, one file for each, with a measure of the gain.
+"""Conversion of shards to a format that reads fast, one file per shard, with a measure of the gain.
 
     convert("games", "games_npz", allow_pickle=True)        # games/shard_0007.pkl.gz -> games_npz/shard_0007.npz
 
-A shard appears whole or not at all, and only after it was read back and found equal. Called again, it continues: what
-was made from the same input stays as it is. Memory: the columns of one shard, and what reading its input takes.
+A shard appears whole or not at all, and only after it was read back and found equal. A second call continues: shards
+made from the same input stay unchanged. Memory: the columns of one shard, and the memory for reading its input.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ FORMATS = ("npz", "safetensors", "arrow", "parquet")
 _MANIFEST, _LOCK, _UNFINISHED = ".batchwright-convert.json", ".batchwright-convert.lock", ".batchwright-convert"
 _ROWS_AT_ONCE = 8192
 _ROWS_PER_GROUP = 65_536
-"""Of Arrow and Parquet: rows that are found without reading what lies before them."""
+"""Rows per group in Arrow and Parquet. A group is found without reading the rows before it."""
 _MEASURE_SECONDS = 3.0
 
 Columns = dict[str, NDArray[Any]]
@@ -46,7 +46,7 @@ Columns = dict[str, NDArray[Any]]
 
 @dataclass(frozen=True, slots=True)
 class ConvertedShard:
-    """One shard, as it was and as it is written."""
+    """One shard before and after conversion."""
 
     number: int
     input: str
@@ -79,7 +79,7 @@ class Conversion:
     shards: tuple[ConvertedShard, ...]
     seconds: float
     speed: ReadingSpeed | None
-    """None where no shard has a row."""
+    """None if no shard has a row."""
 
 
 def convert(
@@ -103,7 +103,7 @@ def convert(
     source, target = str(local_path(directory=directory)), local_path(out=out)
     _check_folders(source, target)
     found = shards_in(source, shard_range, parameter="shard_range")
-    for shard in found:  # whatever headers can tell is told before anything is written
+    for shard in found:  # faults that headers show are reported before anything is written
         peek(shard.path, allow_pickle=allow_pickle, columns=columns)
     names = {shard.number: _name_for(shard.path, to) for shard in found}
     with out_of_space_at(target):
@@ -131,11 +131,11 @@ def _convert_one(shard: ShardFile, target: Path, name: str, made: _Manifest, all
     if not was_there:
         part = target / _UNFINISHED / name  # the same extension: it is read back before it gets its place
         part.parent.mkdir(exist_ok=True)
-        # What does not fit in memory is an error that names the shard, before the machine ends a process for it.
+        # A shard that does not fit in memory is an error with its name, before the machine ends a process for it.
         budget = available_bytes()
         with open_shard(shard.path, allow_pickle=allow_pickle, columns=made.columns, budget=budget) as opened:
             columns = _read(opened)
-        if not columns:  # of JSON and pickles, where only rows say what the columns are
+        if not columns:  # of JSON and pickles, where only rows define the columns
             raise SourceError(
                 f"{os.path.basename(shard.path)} has no rows, and so no columns",
                 file=shard.path,
@@ -146,7 +146,7 @@ def _convert_one(shard: ShardFile, target: Path, name: str, made: _Manifest, all
             file.flush()
             os.fsync(file.fileno())
         _check_written(part, columns, shard.path, path)
-        path.unlink(missing_ok=True)  # before the manifest says what is there: a kill leaves nothing that looks right
+        path.unlink(missing_ok=True)  # before the manifest is written: a kill leaves no file that looks right
         made.add(name, shard.path, mark, content_mark(part))
         publish(part, path)
     header = peek(path)
@@ -165,7 +165,7 @@ def _convert_one(shard: ShardFile, target: Path, name: str, made: _Manifest, all
 
 
 def _input_mark(path: str) -> str:
-    """A cheap name for what a file holds, and since when: places of it are hashed, and others may have changed."""
+    """A cheap mark of the content and age of a file. Only parts of it are hashed, so other parts may have changed."""
     return f"{content_mark(path)}-{os.stat(path).st_mtime_ns}"
 
 
@@ -191,7 +191,7 @@ def _read(shard: ShardReader) -> Columns:
 
 
 class _Manifest:
-    """The manifest: which files of the folder were made from which content. It is written before a file appears."""
+    """The manifest: the files of the folder and the content behind each. It is written before a file appears."""
 
     def __init__(self, folder: Path, columns: Sequence[str] | None) -> None:
         self.folder = folder
@@ -200,10 +200,10 @@ class _Manifest:
             said = json.loads((folder / _MANIFEST).read_text())
             self._files: dict[str, dict[str, Any]] = dict(said["files"])
         except (OSError, ValueError, KeyError, TypeError):
-            self._files = {}  # nothing is known of what is there, so nothing of it is skipped or written over
+            self._files = {}  # the files there are unknown, so none is skipped or written over
 
     def is_ours(self, name: str) -> bool:
-        """Whether a file is there, as it was made."""
+        """Whether a file exists, unchanged since it was made."""
         path = self.folder / name
         said = self._files.get(name)
         return said is not None and path.is_file() and content_mark(path) == said.get("mark")
@@ -246,7 +246,7 @@ def _name_for(path: str, to: str) -> str:
 
 
 def _check_outputs(target: Path, names: dict[int, str], made: _Manifest, force: bool) -> None:
-    """What is there and not ours is not written over; and no number is there twice in the end."""
+    """Refuse to write over files of others, and to end with a number twice."""
     with os.scandir(target) as entries:
         there = sorted(entry.name for entry in entries if not entry.name.startswith(".") and extension_of(entry.name))
     for name in there:
@@ -271,7 +271,7 @@ def _check_outputs(target: Path, names: dict[int, str], made: _Manifest, force: 
 
 
 def _check_written(part: Path, columns: Columns, source: str, path: Path) -> None:
-    """Refuse a file that does not read, byte for byte, as what was to be written."""
+    """Refuse a file whose content differs, byte for byte, from the columns to write."""
     reason = "it reads as something else"
     try:
         with open_shard(part) as shard:
@@ -379,7 +379,7 @@ def _measure(
 
 
 def _seconds_of_reading(path: str, **options: Any) -> float:
-    """Seconds in which each row is copied once, as a pool does: some formats hand out what was never read."""
+    """The seconds to copy each row once, as a pool does. Some formats hand out rows that were not read yet."""
     with open(path, "rb", buffering=0) as file:
         buffer = bytearray(1 << 20)
         while file.readinto(buffer):

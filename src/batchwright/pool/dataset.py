@@ -60,9 +60,9 @@ class StreamingMixedShardDataset:
     `is_validation`, which also keeps the order of the shards. `transform(columns) -> columns` is applied to every batch
     afterwards.
 
-    Batches: `batch_size` makes the dataset give batches in place of positions. `drop_last` leaves out what does not
-    fill a batch on every rank, so that all ranks have equally many. `rank` and `world_size` are by default what the
-    launcher says. `verbose` logs more.
+    Batches: `batch_size` makes the dataset give batches in place of positions. `drop_last` leaves out
+    rows that do not fill a batch on every rank, so that all ranks have the same number of batches. `rank` and
+    `world_size` default to the launcher's. `verbose` logs more.
     """
 
     def __init__(
@@ -204,7 +204,7 @@ class StreamingMixedShardDataset:
         return self._passes.run.cursor
 
     def __len__(self) -> int:
-        """The length of a whole epoch on this rank: positions, or batches where there is a batch_size."""
+        """The length of a whole epoch on this rank: positions, or batches if there is a batch_size."""
         if self.batch_size is not None:
             return self.num_batches(self.batch_size)
         ranks = self._passes.ranks
@@ -239,7 +239,7 @@ class StreamingMixedShardDataset:
     def batches(self, batch_size: int | None = None, *, drop_last: bool | None = None) -> Iterator[Columns]:
         """Batches from the cursor to the end of the epoch: dicts of columns whose first axis is rows.
 
-        `batch_size` and `drop_last` are those of the dataset, if not given.
+        `batch_size` and `drop_last` default to those of the dataset.
         """
         if batch_size is None:
             batch_size = self.batch_size
@@ -251,7 +251,7 @@ class StreamingMixedShardDataset:
     def loader(
         self, num_workers: int = 0, *, batch_size: int | None = None, drop_last: bool | None = None, **options: Any
     ) -> Any:
-        """A torch DataLoader of column batches as tensors, whose `state_dict()` is of what was handed over.
+        """A torch DataLoader of column batches as tensors. Its `state_dict()` counts the batches that were handed over.
 
         `num_workers` processes make them; `batch_size` and `drop_last` are as in `batches`. `options` are torch's:
         pin_memory, prefetch_factor, persistent_workers, multiprocessing_context, ...
@@ -310,9 +310,9 @@ class StreamingMixedShardDataset:
         return MemoryReport.now(limit=self._plan.max_memory_bytes, pool=self._passes.pool_bytes, shards=shards)
 
     def mixing_report(self, block: int = 1024, *, most_draws: int = 8_000_000) -> MixingReport:
-        """How well this epoch is mixed, computed from numbers: directory shares and blockwise correlation (of `block`
-        draws) of the stream, of sequential reading and of a perfect shuffle. Of a long epoch, the first `most_draws`
-        draws."""
+        """Measure the mixing of this epoch: directory shares and blockwise correlation (of `block` draws) of the
+        stream, of sequential reading and of a perfect shuffle. Computed from numbers; of a long epoch, only the
+        first `most_draws` draws count."""
         cursor = self._passes.planned_cursor()
         return self._plan.mixing(cursor, at_least(2, block=block), at_least(1, most_draws=most_draws))
 
@@ -398,8 +398,9 @@ def create_datasets(
     random_seed: int | None = None,
     **settings: Any,
 ) -> tuple[StreamingMixedShardDataset, StreamingMixedShardDataset | None]:
-    """A dataset for training and one for validation, which share no shard. `data_dirs`, `shard_ranges` and `settings`
-    are those of `StreamingMixedShardDataset`, for both; validation reads all of its positions, also with drop_last.
+    """Return a dataset for training and one for validation, without common shards. `data_dirs`, `shard_ranges` and
+    `settings` are those of `StreamingMixedShardDataset`, for both. Validation reads all of its positions, even with
+    drop_last.
 
     The split depends on `split_seed` alone: another `random_seed` is another order of the same training data. With
     validation_split=0 the second is None.
@@ -415,7 +416,7 @@ def create_datasets(
 
 
 def _register_with_torch() -> None:
-    """Be an IterableDataset for torch, which asks by isinstance, without importing torch where nobody has."""
+    """Be an IterableDataset for torch, which asks by isinstance. Torch is not imported for this."""
     torch = sys.modules.get("torch.utils.data")
     if torch is not None:
         torch.IterableDataset.register(StreamingMixedShardDataset)

@@ -1,4 +1,4 @@
-"""Memory of a pool: what it will take, computed before it does, and what it takes now, for a report."""
+"""Memory of a pool: its needs, computed before it is filled, and its current use, for a report."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ __all__ = ["ENTRY_BYTES", "MachineFull", "MemoryReport", "Needs", "check_machine
 
 _CHUNK_BYTES = 2 << 20
 ENTRY_BYTES = 28
-"""Of an entry: its number in two orders and in what becomes the second (4 each), and its hash while they are permuted
-(8, and 8 for what sorting needs)."""
+"""Bytes per entry: its number in two orders and in the second while it is made (4 each), and its hash while they are
+permuted (8, and 8 for sorting)."""
 _SPARE_BYTES = 64 << 20
 """Memory of the machine that is left to others."""
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What one lane's pool needs, from what is known before anything is read."""
+    """The needs of one lane's pool, from facts that are known before anything is read."""
 
     row_bytes: int
     factor: int
     decode_bytes: int
-    """What decoding the largest shard takes."""
+    """Bytes for decoding the largest shard."""
 
     @property
     def chunk_rows(self) -> int:
@@ -46,7 +46,7 @@ class Needs:
         return rows * self._bytes_of_a_row + fixed
 
     def most_rows(self, limit_bytes: int, pool_entries: int) -> int:
-        """Rows that fit under a limit; 0 where the limit does not hold what any pool needs."""
+        """The rows that fit under a limit. 0 if the limit is below the needs of any pool."""
         return max(0, (limit_bytes - self.bytes_of(0, pool_entries)) // self._bytes_of_a_row)
 
     @property
@@ -56,16 +56,16 @@ class Needs:
 
 @dataclass(frozen=True, slots=True)
 class MemoryReport:
-    """Where the memory is. All in bytes."""
+    """The memory of a pool by purpose, in bytes."""
 
     limit: int
     """`max_memory_gb`, for this process: workers share it."""
     pool: int
     """Rows in memory, and the numbers that order them."""
     shards: int
-    """What decoding a shard takes at most."""
+    """Most bytes for decoding a shard."""
     needed: int
-    """What the next refill needs beyond `pool`; 0 where nothing was refused."""
+    """Bytes that the next refill needs beyond `pool`; 0 if no refill was refused."""
     ours: int
     """pool and shards."""
     rss: int
@@ -92,7 +92,7 @@ class MemoryReport:
 
 
 class MachineFull(Exception):
-    """The machine cannot give what a refill needs. Nothing was read."""
+    """The machine lacks the memory for a refill. Nothing was read."""
 
 
 def check_machine(num_bytes: int) -> None:

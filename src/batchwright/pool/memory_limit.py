@@ -1,4 +1,4 @@
-"""Errors and warnings about the memory limit: what does not fit, and which settings would."""
+"""Errors and warnings about the memory limit, with settings that would fit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["limit_error", "limit_warning"]
 
 
 def limit_warning(plan: PoolPlan, cursor: Cursor, lanes_here: int) -> str | None:
-    """What the memory limit will do to this epoch; None if nothing."""
+    """The effect of the memory limit on this epoch. None if it has none."""
     lanes, most_rows = cursor.lanes, cursor.sizes[-1].most_rows
     rows = plan.rows_for_any_refill(lanes)
     if most_rows is None or rows <= most_rows:

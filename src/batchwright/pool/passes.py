@@ -1,4 +1,4 @@
-"""Passes over a mixed stream, one at a time, and the run state that they move."""
+"""Passes over a mixed stream, one at a time, and the run state that they advance."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ __all__ = ["Passes", "Transform"]
 log: logging.Logger = logging.getLogger("batchwright")
 Transform = Callable[[Columns], Mapping[str, Any]]
 _ROWS_AT_ONCE = 1024
-"""Rows that are drawn at once where they are handed out one by one."""
+"""The rows drawn at once when they are handed out one by one."""
 
 
 @dataclass(kw_only=True)
 class Passes:
-    """A stream, and where this process is in it. A newer pass ends the one before."""
+    """A stream, and the position of this process in it. A newer pass ends the one before."""
 
     plan: PoolPlan
     num_directories: int
@@ -55,7 +55,7 @@ class Passes:
         self.stopped_early: bool = False
         """Whether the last pass ended at the memory limit, before its epoch did."""
         self.reports_stops: bool = False
-        """In a worker: whether its reader learns that it stopped early."""
+        """Whether the reader of this worker learns that it stopped early."""
         self._pass = 0
         """The number of the last pass."""
         self._pools: dict[int, RefilledPool] = {}
@@ -140,7 +140,7 @@ class Passes:
     def _passing(self, rows: int, is_even: bool) -> Iterator[list[int]]:
         """A pass of this process over its lanes. At its end comes the next epoch.
 
-        Where memory ends it, that is raised or logged, and the cursor stays where it is.
+        If memory runs out, the error is raised or logged, and the cursor stays at its place.
         """
         lanes = self.begin(rows, is_even)
         number = self._new_pass()
@@ -186,7 +186,7 @@ class Passes:
         return columns, count
 
     def _new_pass(self) -> int:
-        """End the pass that is under way, if there is one: its pools are freed, even if somebody still holds it.
+        """End the pass that is under way, if there is one: its pools are freed, even if a caller still holds it.
 
         Returns the number of the next pass.
         """
@@ -198,7 +198,7 @@ class Passes:
     # Warnings
 
     def _warn(self, process: Process, rows: int, is_even: bool) -> None:
-        """Say before anything is read what will end badly."""
+        """Report, before anything is read, the settings that will fail."""
         if rows > 1 and not is_even and not self.plan.in_order:
             self._warn_of_uneven_ranks(process, rows)
         warning = limit_warning(self.plan, self.run.cursor, self.lanes_here)
@@ -268,7 +268,7 @@ class Passes:
         self.run.go_to(cursor, is_loaded=is_loaded, own_lanes=own_lanes)
 
     def planned_cursor(self) -> Cursor:
-        """The cursor, as it is or as it will be when a pass begins."""
+        """The cursor now, or the cursor at the start of the next pass."""
         cursor, world_size = self.run.cursor.copy(), self.ranks.world_size
         cursor.drawn = cursor.drawn or [0] * world_size
         cursor.with_size(self.plan.size(cursor.drawn, max(1, cursor.lanes // world_size)))
@@ -276,7 +276,7 @@ class Passes:
 
     @property
     def _settings(self) -> dict[str, Any]:
-        """Settings that must be the same where a state is loaded, besides shards and seed."""
+        """The settings that must be the same to load a state, besides shards and seed."""
         return {
             "augmentation": self.augmentation and self.augmentation.name,
             "factor": self.plan.factor,
@@ -290,7 +290,7 @@ class Passes:
         return sum(pool.num_bytes for pool in self._pools.values())
 
     def __getstate__(self) -> dict[str, Any]:
-        # What workers are sent. A script's own function travels by value; ranks are known here, not there.
+        # The state that workers get. A script's own function travels by value; ranks are known here, not there.
         import cloudpickle
 
         sent = {**self.__dict__, "_pools": {}, "given_ranks": self.ranks, "run": deepcopy(self.run)}
@@ -305,8 +305,8 @@ class Passes:
 class WorkerNotes:
     """Notes of forked workers to the process that they were forked from: that they draw, and the epoch they finished.
 
-    A torch DataLoader copies its dataset into every worker, and the copies keep what they do to themselves. A few bytes
-    of shared memory are enough to notice two mistakes that nothing else shows. Spawned workers share nothing.
+    A torch DataLoader copies its dataset into every worker, and the copies do not share their progress. A few bytes of
+    shared memory are enough to notice two mistakes that are invisible otherwise. Spawned workers share no memory.
     """
 
     def __init__(self) -> None:
@@ -321,7 +321,7 @@ class WorkerNotes:
         return int(self._numbers[0])
 
     def begin(self, cursor: Cursor) -> None:
-        """Note that a worker draws; warn if it draws what was drawn before."""
+        """Note that a worker draws. Warn if it draws entries that were drawn before."""
         if self._numbers[1] > cursor.epoch and cursor.is_at_start:
             log.warning(
                 "epoch %d was read before by workers of this DataLoader: call ds.set_epoch(n) before each pass, or use "

@@ -1,4 +1,4 @@
-"""Plan of a mixed stream: its shards, its pool and its seed. Everything that is drawn follows from it and a cursor."""
+"""The plan of a mixed stream: its shards, its pool and its seed. A plan and a cursor determine all draws."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class TracedPosition:
 
 @dataclass(frozen=True, kw_only=True)
 class PoolPlan:
-    """How positions are mixed. `lanes_here` is always the number of lanes of one rank, which share its memory."""
+    """The mixing of positions. `lanes_here` is always the number of lanes of one rank, which share its memory."""
 
     shards: ShardSet
     seed: int
@@ -46,7 +46,7 @@ class PoolPlan:
     threshold: int
     max_memory_bytes: int
     in_order: bool = False
-    """Nothing is mixed: one shard is in memory at a time, and read as it is."""
+    """Whether positions are not mixed. One shard is in memory at a time, and read in its own order."""
     verbose: bool = False
 
     def lane_sizes(self, lanes: int) -> list[int]:
@@ -92,7 +92,7 @@ class PoolPlan:
         return self.needs.most_rows(self._lane_limit(lanes_here), self._entries(lanes))
 
     def _rows_at_most(self, lanes: int) -> int:
-        """Rows that a lane ever holds, whatever the limit."""
+        """The most rows that a lane ever holds, for any limit."""
         most_added = self.largest_share(lanes)[1] * self.factor
         return min(-(-self.shards.num_rows // lanes), self._entries(lanes) + most_added)
 
@@ -127,7 +127,7 @@ class PoolPlan:
 
     def drawn_from(self, cursor: Cursor, lane: int) -> Iterator[tuple[NDArray[np.int64], int]]:
         """(entries, number of entries before them) of a lane in an epoch, from one refill to the next. Nothing is
-        read: an entry is row * factor + which, by the row's number in the lane. Ends where memory would end it."""
+        read: an entry is row * factor + which, by the row's number in the lane. Ends if memory would run out."""
         rows = self._lane_shards(lane, cursor.lanes, self.max_memory_bytes)
         with suppress(NoRoom):
             for generation in generations(self._refills(rows, cursor, lane), self._names(cursor.epoch, lane)):
@@ -167,7 +167,7 @@ class PoolPlan:
         ]
 
     def mixing(self, cursor: Cursor, block: int, most_draws: int) -> MixingReport:
-        """How well the epoch of a cursor is mixed: its lanes take turns of a block."""
+        """Measure the mixing of the epoch of a cursor. Its lanes take turns of a block."""
         most = -(-most_draws // cursor.lanes)
         of_lanes = [
             self._entries_of(cursor, lane, 0, most) // self.factor * cursor.lanes + lane for lane in range(cursor.lanes)

@@ -1,4 +1,4 @@
-"""Rows as records: the columns of a row are next to each other, so that drawing a row is one read from memory.
+"""Rows as records. The columns of a row are next to each other, so that drawing a row is one read from memory.
 
 A batch is gathered as records, and taken apart into columns while it is in the cache.
 """
@@ -38,7 +38,7 @@ class RecordLayout:
         self.row_bytes: int = sum(sizes)
         self.dtype: np.dtype[Any] = np.dtype(f"V{self.row_bytes}")
         self._packed = self.empty(0)
-        # Columns as opaque bytes: NumPy then copies each row's part at once, whatever its type and alignment.
+        # Columns as opaque bytes: NumPy then copies each row's part at once, for any type and alignment.
         self._fields = np.dtype(
             {
                 "names": list(schema),

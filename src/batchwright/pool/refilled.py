@@ -1,9 +1,9 @@
-"""One lane's pool: rows in memory, drawn by the caller and refilled by a thread that reads ahead.
+"""One lane's pool of rows in memory. The caller draws rows, and a thread that reads ahead refills the pool.
 
-A new row goes where a drawn one was, so the pool needs no second copy of itself: while one generation is drawn, the
-thread writes the rows of the next into the places that become free, and a second thread permutes their numbers. At the
-refill the caller goes over to the next order, and that is all. If reading is slower than drawing, the caller waits a
-little before every draw, and not for long at the refill. Nothing that a thread does changes what is drawn.
+A new row takes the place of a drawn one, so the pool needs no second copy of itself. While one generation is drawn, the
+thread writes the rows of the next into the free places, and a second thread permutes their numbers. At the refill the
+caller only switches to the next order. If reading is slower than drawing, the caller waits a little before every draw,
+and not for long at the refill. The threads never change the order of draws.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = ["Columns", "LaneRows", "RefilledPool", "Room"]
 log: logging.Logger = logging.getLogger("batchwright")
 Columns = dict[str, NDArray[Any]]
 _AHEAD = 0.25
-"""How far draws may be ahead of reading when a generation begins, as a part of it; less and less until it ends."""
+"""The lead of draws over reading at the start of a generation, as a part of it. It shrinks towards the end."""
 _FEWEST_PLACED = 1024
 """Rows for which there must be a place before some of a chunk are written."""
 _PATIENCE_SECONDS = 1.0
@@ -73,12 +73,12 @@ class Room:
     headroom_rows: int
     """Places beyond those, so that reading can be ahead of drawing."""
     check: Callable[[int], None]
-    """Called with the bytes of new memory that a refill will touch; raises where the machine does not have them."""
+    """Called with the bytes of new memory that a refill will touch; raises if the machine does not have them."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Generation:
-    """What is drawn between two refills, as places in memory."""
+    """The draws between two refills, as places in memory."""
 
     number: int
     order: NDArray[Any]
@@ -111,7 +111,7 @@ class RefilledPool:
         self._share_read = 0.0
         """The share of the next refill that is in its place."""
         self._is_starved = False
-        """The reader waits for places, so there is no use in waiting for the reader."""
+        """Whether the reader waits for places, so that waiting for the reader is useless."""
         self._is_closed = False
         self._error: BaseException | None = None
         self._pid = os.getpid()
@@ -125,7 +125,7 @@ class RefilledPool:
         """The next entries by column, the number of each among the entries of its row, and how many they are: `most`,
         or fewer at the end.
 
-        Raises what stopped the reader, once everything before was drawn.
+        Raises the error that stopped the reader, once all earlier rows were drawn.
         """
         if os.getpid() != self._pid:
             raise PlanError(
@@ -153,7 +153,7 @@ class RefilledPool:
         return self._layout.unpack(records[:filled], self._memory), which[:filled], filled
 
     def _generation(self, may_raise: bool) -> _Generation | None:
-        """The generation from which the next entry is drawn; None where there is none, or an error is to be raised."""
+        """The generation from which the next entry is drawn; None if there is none, or an error is to be raised."""
         while (current := self._current) is None or self._taken == current.draws:
             if self._is_closed or self.is_at_end:
                 return None
@@ -247,7 +247,7 @@ class RefilledPool:
             self._changed.notify_all()
 
     def _restore(self) -> NDArray[Any]:
-        """Read what is left of the rows that were in the pool after the draws before."""
+        """Read the rows that were in the pool after the earlier draws."""
         begun = time.perf_counter()
         order, rows = _placed(replay(self._refills, self._drawn, self._names), self._factor)
         replayed = time.perf_counter()
@@ -265,7 +265,7 @@ class RefilledPool:
         return order
 
     def _refill(self, number: int, order: NDArray[Any], draws: int) -> NDArray[Any]:
-        """Add what is due after some draws from an order. Returns the order of the next generation."""
+        """Add the rows that are due after some draws from an order. Returns the order of the next generation."""
         if number > 1:  # places that the generation before left over are free only when draws are made from it
             self._wait(lambda: self._current is not None and self._current.number >= number - 1)
         freed, free_after, held_rows = _freed(order, draws, self._factor, self._num_opened)
@@ -353,7 +353,7 @@ class RefilledPool:
 
 
 class _Closed(Exception):
-    """The pool was closed: nothing will be drawn any more."""
+    """The pool was closed, and has no more draws."""
 
 
 class _PoolThread(threading.Thread):
@@ -382,7 +382,7 @@ _open_pools: weakref.WeakSet[RefilledPool] = weakref.WeakSet()
 
 @atexit.register
 def _close_all() -> None:
-    """End the threads of passes that nobody ended: when a program is over, they cannot be waited for any more."""
+    """End the threads of passes that were not ended. They cannot be awaited any more when a program is over."""
     for pool in list(_open_pools):
         pool.close()
 
@@ -415,7 +415,7 @@ def _placed(left: NDArray[Any], factor: int) -> tuple[NDArray[Any], NDArray[Any]
     rows = np.sort(left // factor)  # np.unique hashes: ten times the memory
     rows = rows[np.append(True, rows[1:] != rows[:-1])[: len(rows)]]
     order = np.empty(len(left), _type_for(len(rows) * factor))
-    for start in range(0, len(left), _LOOKED_UP_AT_ONCE):  # what finding places needs beside the result stays small
+    for start in range(0, len(left), _LOOKED_UP_AT_ONCE):  # the memory for finding places stays small beside the result
         part = slice(start, start + _LOOKED_UP_AT_ONCE)
         row, which = np.divmod(left[part], factor)
         order[part] = np.searchsorted(rows, row) * factor + which

@@ -19,7 +19,7 @@ class Process(NamedTuple):
     rank: int
     world_size: int
     worker: int | None = None
-    """None: the process of the training loop itself."""
+    """None for the process of the training loop itself."""
     workers: int = 0
 
     @property
@@ -39,7 +39,7 @@ class RunState:
     def go_to(self, cursor: Cursor, *, is_loaded: bool, own_lanes: list[int] | None = None) -> None:
         self.cursor: Cursor = cursor
         self.own_lanes: list[int] | None = own_lanes
-        """Of a worker in mid-epoch: the lanes that it began with. Its view of the others' lanes is old."""
+        """The lanes that a worker in mid-epoch began with. Its view of the others' lanes is old."""
         self._even_ends: list[int] | None = None
         """The end of each lane in this pass, if every rank shall have as many full batches."""
         self._lanes_are_loaded = is_loaded and cursor.lanes > 0
@@ -74,7 +74,7 @@ class RunState:
             begun = Cursor(cursor.epoch, [0] * lanes)
         else:
             self._refuse_uneven(process)
-            # Where a pass was broken off, the others' lanes went on, too.
+            # If a pass was broken off, the others' lanes advanced, too.
             begun = Cursor(cursor.epoch, self._drawn_by_all(plan, process), list(cursor.sizes))
         size = plan.size(begun.drawn, lanes // process.world_size)
         if size.entries < rows and not plan.in_order:
@@ -143,7 +143,7 @@ class RunState:
         saved = self.cursor.copy()
         saved.drawn = self._drawn_by_all(plan, process)
         is_at_end = all(at >= end for at, end in zip(saved.drawn, self.ends(plan), strict=True))
-        # A worker that is at its end must not begin the next epoch while others go on with this one.
+        # A worker at its end must not begin the next epoch while others continue this one.
         if saved.lanes and is_at_end and self.own_lanes is None:
             return saved.next_epoch()
         return saved

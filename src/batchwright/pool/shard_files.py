@@ -1,7 +1,7 @@
-"""The shards of an epoch, their order, and those that are kept for validation: names and numbers, no data.
+"""The names and numbers of an epoch's shards, their order, and the shards kept for validation. No data is read.
 
-Hidden files, folders and files of other kinds (README.md, metadata.json) do not count;
-anything else that cannot be what was meant is an error: a number twice, a file twice, a shard without a number.
+Hidden files, folders and files of other kinds (README.md, metadata.json) do not count. Other irregularities are
+errors: a number twice, a file twice, a shard without a number.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _SHOWN = 5
 
 @dataclass(frozen=True, slots=True)
 class ShardFile:
-    """One shard: where it is, and which of its directory."""
+    """One shard: its path, and its number in its directory."""
 
     directory: int
-    """Which entry of data_dirs."""
+    """The index of its entry in data_dirs."""
     path: str
     number: int
 
@@ -67,7 +67,7 @@ def find_shards(data_dirs: Sequence[str | os.PathLike[str]], shard_ranges: Seque
 def shards_in(
     directory: str | os.PathLike[str], text: str = "all", *, parameter: str = "shard_ranges"
 ) -> list[ShardFile]:
-    """The shards of one directory that a range means, by number. `parameter`: what an error calls the range."""
+    """The shards of one directory that a range means, by number. `parameter`: the name of the range in errors."""
     folder = str(local_path(directory=directory))
     wanted = parse_range(text, directory=folder, parameter=parameter)
     if wanted.is_none:
@@ -235,7 +235,7 @@ class ShardSplit:
 
     @property
     def weights(self) -> dict[str, dict[str, float]]:
-        """Of "train" and of "validation": each directory's share of the shards."""
+        """Each directory's share of the shards of "train" and of "validation"."""
         return {"train": self._shares(self.train_shards), "validation": self._shares(self.validation_shards)}
 
     def _shares(self, shards: tuple[ShardFile, ...]) -> dict[str, float]:
@@ -268,10 +268,10 @@ def discover_and_split_multiple_data(
     random_seed: int = 0,
 ) -> ShardSplit:
     """Keep whole shards of each directory for validation: `validation_split=0.1` keeps about a tenth of each.
-    `shard_ranges` says which shards of each directory there are: "0-99", or "all".
+    `shard_ranges` lists the shards of each directory: "0-99", or "all".
 
-    A directory of n shards gives round(n * validation_split), and keeps at least one for training; where all come to
-    none, the largest directory gives one. Which ones follows from `random_seed`, the place of the directory in
+    A directory of n shards gives round(n * validation_split), and keeps at least one for training. If all give
+    none, the largest directory gives one. The choice follows from `random_seed`, the place of the directory in
     `data_dirs` and the numbers of its shards, not from paths: data that is moved is split as before. Where shards are
     added later, at most as many old ones change sides as were added (as long as `validation_split` itself comes to a
     shard); the ranges of a split that must not change at all are for keeping.

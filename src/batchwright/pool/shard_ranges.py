@@ -1,8 +1,8 @@
 """Ranges of numbered shard files in a folder: "0-99", "7", "0-9,20-29", "all" or "none".
 
 Ranges are inclusive. The number of a file is the last integer in its name before its extension, compared as a number:
-`shard_0012.pkl.gz` is 12, and "12" means it. A number that is asked for and not there is an error that lists it: a
-shard that was lost on the way is not trained without.
+`shard_0012.pkl.gz` is 12, and "12" means it. Missing numbers are an error that lists them, so that
+no training runs without a lost shard.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class ShardRange:
     """Numbers that are asked for. `str` gives the text that means them."""
 
     stretches: tuple[Stretch, ...] | None
-    """In rising order and apart; None means all numbers that there are."""
+    """Stretches in rising order, with gaps between them. None means all existing numbers."""
 
     @property
     def is_all(self) -> bool:
@@ -117,10 +117,10 @@ def choose(
     index: int | None = None,
     parameter: str = "shard_ranges",
 ) -> list[int]:
-    """The numbers of a range out of those that are there, in rising order; an error lists those that are missing.
+    """The numbers of a range among the existing ones, in rising order. An error lists the missing numbers.
 
-    "all" must have no gaps, unless fewer than half of the numbers between the first and the last are there: such
-    numbers are ids, and say nothing of what is missing.
+    "all" must have no gaps, unless fewer than half of the numbers between the first and the last are there. Such
+    numbers are ids, and their gaps are not missing shards.
 
     >>> choose(parse_range("2-3"), [3, 1, 2]), choose(parse_range("all"), [17, 4011, 90210])
     ([2, 3], [17, 4011, 90210])

@@ -147,7 +147,7 @@ class ShardSet:
                 )
 
     def _count(self, shard: int) -> int:
-        """Rows of a shard: as its header says, as it was counted before, or as decoding it tells."""
+        """The rows of a shard, from its header, an earlier count, or decoding."""
         count = self._counts[shard]
         if count is not None:
             return count
@@ -165,7 +165,7 @@ class ShardSet:
 
 
 def _stamp(path: str) -> tuple[int, int] | None:
-    """Size and time of a file; None where it is gone."""
+    """Size and time of a file; None if it is gone."""
     try:
         status = os.stat(path)
     except OSError:

@@ -1,4 +1,4 @@
-"""State of a mixed stream, as JSON: entries drawn from each lane, the sizes of the pool so far, and which shards."""
+"""The state of a mixed stream, as JSON: entries drawn from each lane, the sizes of the pool so far, and the shards."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class SizeFrom:
     """The size of each lane's pool from some draws on: other settings may come into force at a resume."""
 
     at: tuple[int, ...]
-    """Of each lane, the entries that were drawn when this came into force."""
+    """The entries drawn from each lane when this came into force."""
     entries: int
     threshold: int
     most_rows: int | None
@@ -52,7 +52,7 @@ class Cursor:
     drawn: list[int] = field(default_factory=list)
     """Entries drawn from each lane in this epoch. Empty: no pass has begun, so there are no lanes yet."""
     sizes: list[SizeFrom] = field(default_factory=list)
-    """Of this epoch, the earliest first."""
+    """The sizes of this epoch, the earliest first."""
 
     @property
     def lanes(self) -> int:
@@ -63,7 +63,7 @@ class Cursor:
         return not any(self.drawn)
 
     def next_epoch(self) -> Cursor:
-        """The beginning of the next epoch, with the pools as they are."""
+        """The start of the next epoch, with the current pools."""
         none = (0,) * self.lanes
         return Cursor(self.epoch + 1, list(none), [replace(self.sizes[-1], at=none)])
 
@@ -136,9 +136,9 @@ class ShardNames:
     """Numbers and contents of the shards of an epoch, independent of their folders."""
 
     files: tuple[ShardFile, ...]
-    """By directory and number."""
+    """The shards, ordered by directory and number."""
     marks: tuple[str, ...]
-    """Of each file, a name for its content."""
+    """A name for the content of each file."""
     num_directories: int
 
     @classmethod
@@ -148,7 +148,7 @@ class ShardNames:
 
     @cached_property
     def ranges(self) -> list[str]:
-        """Of each directory, the numbers of its shards."""
+        """The numbers of the shards of each directory."""
         return [range_text(file.number for file in self._of(number)) for number in range(self.num_directories)]
 
     def _of(self, directory: int) -> list[ShardFile]:
@@ -156,7 +156,7 @@ class ShardNames:
 
     @cached_property
     def state(self) -> dict[str, Any]:
-        """For a state: a name for all of them, and what finds the ones that changed."""
+        """The part of a state: a name for all shards, and the marks that find changed ones."""
         return {
             "fingerprint": fingerprint([self.ranges, list(self.marks)]),
             "ranges": self.ranges,

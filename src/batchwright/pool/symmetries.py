@@ -31,11 +31,11 @@ _USUAL: dict[str, dict[str, Any]] = {
 
 
 class Role(NamedTuple):
-    """What a column is to a symmetry."""
+    """The role of a column in a symmetry."""
 
     kind: Literal["board", "policy", "move", "player", "value"]
     written: str = ""
-    """How a player or a value is encoded: "signs", "0/1" or "1/2"."""
+    """The encoding of a player or a value: "signs", "0/1" or "1/2"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ class Symmetry:
         return block
 
     def _exchanged(self, name: str, column: NDArray[Any], role: Role, rows_of: list[NDArray[np.intp]]) -> NDArray[Any]:
-        """Players or values, seen by the other player where the element exchanges the two."""
+        """Players or values, seen by the other player if the element exchanges the two."""
         rows = np.concatenate([rows_of[element] for element in _EXCHANGING[self.group]])
         before = column[rows]
         bad = np.argwhere(_is_encoded_otherwise(before, role))
@@ -152,7 +152,7 @@ _DEFAULTS: dict[str, Any] = {field.name: field.default for field in fields(Symme
 
 
 def _is_encoded_otherwise(numbers: NDArray[Any], role: Role) -> NDArray[np.bool_]:
-    """The numbers that are no player, or outside of what a value can be."""
+    """The numbers that encode no player, or are outside the range of a value."""
     is_scale_free = role.kind == "value" and role.written == "signs"
     if numbers.dtype.kind == "b" or is_scale_free:
         return np.zeros(numbers.shape, np.bool_)
@@ -194,7 +194,7 @@ def _moved(column: NDArray[Any], which: NDArray[np.int64], destinations: NDArray
 
 
 def _grids(group: str, n: int) -> list[NDArray[np.intp]]:
-    """For each element the board that it makes of numbered cells: where each cell comes from."""
+    """The board that each element makes of numbered cells, with the source of each cell."""
     cells = np.arange(n * n, dtype=np.intp).reshape(n, n)
     if group == "dihedral8":
         return [np.rot90(board, turns) for board in (cells, cells[:, ::-1]) for turns in range(4)]
@@ -234,12 +234,12 @@ _TYPES = {
     "player": 'numbers that can be written so; "0/1" and "1/2" need no sign',
     "value": 'numbers that can be written so; "0/1" and "1/2" need no sign',
 }
-"""What a column of each kind must be."""
+"""The required form of a column of each kind."""
 
 
 @lru_cache(maxsize=64)
 def _roles(symmetry: Symmetry, schema: tuple[tuple[str, Column], ...]) -> tuple[int, dict[str, Role]]:
-    """(n, the role of each column that a symmetry changes). Raises where names are missing or do not fit."""
+    """(n, the role of each column that a symmetry changes). Raises if names are missing or do not fit."""
     return _Assignment(symmetry, dict(schema)).roles()
 
 
@@ -293,7 +293,7 @@ class _Assignment:
         return list(given)
 
     def _size(self, name: str) -> int:
-        """n of [..., n, n], of a last axis of n * n items, or of one more; 0 where there is none."""
+        """The n of [..., n, n], of a last axis of n * n items, or of one more. 0 if the shape has none."""
         shape = (0, 0, *self.schema[name].shape)
         if shape[-1] == shape[-2]:
             return shape[-1]
@@ -301,7 +301,7 @@ class _Assignment:
         return n * (shape[-1] in (n * n, n * n + 1))
 
     def _fits(self, column: Column, role: Role, n: int) -> bool:
-        """Whether a column can be what it is named as."""
+        """Whether a column fits the role of its name."""
         dtype, shape = column.dtype, column.shape
         fits = dtype.kind not in {"signs": "ub", "1/2": "b"}.get(role.written, "")
         match role.kind:

@@ -1,7 +1,7 @@
-"""Turns: the order in which lanes are drawn from, so that processes that each have some of them stay in step.
+"""Turns of lanes: the order of draws from lanes. Processes that each have some of the lanes stay in step.
 
-The next turn is of the lane from which the fewest entries were drawn, the lowest number first. Nothing else is
-remembered, so a run that is resumed, on as many processes or on fewer, takes the turns that would have come. Lane l
+The next turn belongs to the lane with the fewest entries drawn, the lowest number first. No other state is kept, so a
+resumed run, on the same number of processes or on fewer, takes the same turns as the original run. Lane l
 belongs to rank l mod R.
 """
 
@@ -37,7 +37,7 @@ def lanes_of_worker(drawn: Sequence[int], mine: Sequence[int], worker: int, work
 
 
 def next_lane(drawn: Sequence[int], ends: Sequence[int], lanes: Sequence[int]) -> int | None:
-    """The lane whose turn is next; None where all are at their end."""
+    """The lane whose turn is next; None if all are at their end."""
     live = [lane for lane in lanes if drawn[lane] < ends[lane]]
     return min(live, key=lambda lane: (drawn[lane], lane), default=None)
 

@@ -1,3 +1,3 @@
-"""Batches handed between processes: providers write files of them into a folder, trainers take them from there."""
+"""A queue of batches between processes. Providers write files of batches into a folder, and trainers read them."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""The file of batches: a header that describes it, then columns, with checksums over every byte.
+"""The file format for batches: a header, then the columns, with checksums over every byte.
 
     8 bytes   "BATCHWRT"
     4 bytes   version of the format, little-endian as are the next two
@@ -48,9 +48,9 @@ _FIRST_READ_BYTES = 4096
 """Most headers are shorter: one read is enough."""
 _MOST_HEADER_BYTES = 1 << 24
 _LARGE_FILE_BYTES, _LARGE_UNIT = 1 << 22, 1 << 16
-"""Fields that begin where the kernel's large pages do are written a fifth faster."""
+"""Fields aligned to the kernel's large pages are written a fifth faster."""
 _CHUNK_BYTES = 1 << 20
-"""Read and hashed at a time: the second finds in the processor's cache what the first has put there."""
+"""The bytes read and hashed at a time. Hashing then finds them in the processor's cache."""
 
 
 class DamagedFile(QueueError):
@@ -83,7 +83,7 @@ class FileFacts:
 
     @property
     def offsets(self) -> tuple[int, ...]:
-        """The first byte of each field, counted from that of the first field."""
+        """The offset of each field in bytes, from the start of the first field."""
         return (0, *accumulate(self._sizes()))[:-1]
 
     def _sizes(self) -> list[int]:
@@ -133,7 +133,7 @@ def _encoded(facts: FileFacts, checksums: Sequence[int]) -> bytes:
 
 
 def _decoded(text: bytes) -> tuple[FileFacts, list[int]]:
-    """(facts, checksums) of a header. A ValueError, as those of msgspec and of the schema are, says what is wrong."""
+    """Return (facts, checksums) of a header. Raises ValueError if it is wrong, as msgspec and the schema do."""
     header = _decoder.decode(text)
     fields = fields_of({"batch_schema": [msgspec.structs.asdict(field) for field in header.fields]})
     checksums = [int(field.xxh3_64, 16) for field in header.fields]
@@ -157,8 +157,8 @@ class BatchFileWriter:
         writer.finish()
     os.replace(part, path)
 
-    A file that was closed without `finish` is damaged for every reader, and the caller's to remove. A full disk is the
-    OSError that the system gives, where it can be at once: before a batch is made.
+    A file that was closed without `finish` is damaged for every reader, and the caller's to remove. A full disk
+    raises the system's OSError, if possible before a batch is made.
     """
 
     def __init__(self, path: str | os.PathLike[str], facts: FileFacts) -> None:
@@ -232,7 +232,7 @@ def _write_all(descriptor: int, data: memoryview | bytes, offset: int) -> None:
 
 
 def pooled(pool: BlockPool) -> Callable[[int], NDArray[np.uint8]]:
-    """Memory for `read_batches` that is used again when nothing refers to it any more."""
+    """Memory for `read_batches`. It is used again when no array refers to it any more."""
 
     def memory(num_bytes: int) -> NDArray[np.uint8]:
         return pool.take(1, -(-num_bytes // 8)).view(np.uint8).reshape(-1)[:num_bytes]
@@ -241,7 +241,7 @@ def pooled(pool: BlockPool) -> Callable[[int], NDArray[np.uint8]]:
 
 
 def read_facts(path: str | os.PathLike[str] | int) -> FileFacts:
-    """What a file holds, of its header alone: its size fits, its fields are not read."""
+    """Read the facts of a file from its header. The size of the file is checked; its fields are not read."""
     with _opened(path) as (descriptor, name):
         return _read_header(descriptor, name)[0]
 
@@ -251,8 +251,8 @@ def read_batches(
 ) -> tuple[FileFacts, dict[str, NDArray[Any]]]:
     """A file's facts and its fields, [rows, *shape] each, over `memory(num_bytes)`. Every byte of it was checked.
 
-    A path, or a descriptor (which stays open). Anything but what a writer finished is a DamagedFile; a file that is not
-    there, or that may not be read, is the OSError that the system gives.
+    A path, or a descriptor (which stays open). Raises DamagedFile unless a writer finished the file, and the system's
+    OSError if the file is missing or may not be read.
     """
     with _opened(path) as (descriptor, name):
         facts, checksums, first_byte = _read_header(descriptor, name)
@@ -273,7 +273,7 @@ def _opened(path: str | os.PathLike[str] | int) -> Iterator[tuple[int, str]]:
     """(descriptor, name for errors)."""
     own = not isinstance(path, int)
     name = os.fspath(path) if not isinstance(path, int) else name_of_descriptor(path)
-    # Somebody may have put a pipe there: opening one waits for its writer, unless told not to.
+    # The path may be a pipe. Opening a pipe waits for its writer, unless told not to.
     descriptor = path if isinstance(path, int) else os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         yield descriptor, name
@@ -296,7 +296,7 @@ def _damaged(name: str, reason: str) -> DamagedFile:
 
 
 def _read_header(descriptor: int, name: str) -> tuple[FileFacts, list[int], int]:
-    """(facts, checksums of the fields, where the first field begins). All sizes fit the file's."""
+    """Return (facts, checksums of the fields, the offset of the first field). All sizes fit the file's."""
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode):
         raise _damaged(name, "it is not a file")
@@ -328,7 +328,7 @@ def _read_header(descriptor: int, name: str) -> tuple[FileFacts, list[int], int]
 
 
 def _read_and_hash(descriptor: int, into: NDArray[np.uint8], offset: int, name: str) -> int:
-    """Fill memory from a file, and the checksum of what came."""
+    """Fill memory from a file, and return the checksum of the bytes read."""
     hashed = xxhash.xxh3_64()
     view = into.data
     done = 0

@@ -17,7 +17,7 @@ from batchwright.queue.streams import SplitReader, StreamCounts, check_shape, re
 __all__ = ["ClaimedStream"]
 
 _TAKES_PER_LOOK = 8
-"""Batches between two looks whether the next file is there, to read it ahead."""
+"""The number of batches between two checks for the next file, to read it ahead."""
 
 
 @dataclass(slots=True, eq=False)
@@ -26,11 +26,11 @@ class _ClaimedFile:
 
     claim: Claim
     file: LoadedFile | None
-    """None when all of it was handed out."""
+    """None if all rows were handed out."""
     shape: FileShape
     num_rows: int
     first: int
-    """The row from which it is handed out."""
+    """The first row to hand out."""
     recorded: int
 
     @property
@@ -46,7 +46,7 @@ class ClaimedStream:
     """Rows of the files that this consumer claims, in the order of their numbers."""
 
     def __init__(self, source: SplitReader, membership: Membership, *, at_once: bool) -> None:
-        """`at_once`: what was handed out is recorded with the next batch; otherwise only by `record`."""
+        """`at_once`: rows that were handed out are recorded with the next batch; otherwise only by `record`."""
         self.source = source
         self.folder = source.folder
         self.reader = source.reader
@@ -61,7 +61,7 @@ class ClaimedStream:
         self._at: tuple[_ClaimedFile, int] | None = None
         """The place of the next row: a file and a row of it, or its end. Only this moves the stream."""
         self._start: tuple[Position, FileShape | None] | None = None
-        """Where `seek` told it to begin, and how files were cut then. It counts until a batch was handed out."""
+        """The place given to `seek`, and the cut of files at that time. Used until a batch was handed out."""
         self._behind: list[Claim] = []
         """Files before that, which cannot be made again: kept until `record`."""
         self._ending: set[int] = set()
@@ -90,7 +90,7 @@ class ClaimedStream:
         return joined([file.file.rows(start, stop) for file, start, stop in taken if file.file is not None]), taken
 
     def _next_rows(self, num_rows: int | None) -> Taken:
-        """Rows from the current place on, claiming files until there are enough. None: those of one batch."""
+        """Take rows from the current place, claiming files until there are enough. None: the rows of one batch."""
         current, row = self._at or (None, 0)
         index = 0
         if current in self._files:
@@ -158,7 +158,7 @@ class ClaimedStream:
             self.release(record=False)
 
     def _load(self, claim: Claim) -> _ClaimedFile | None:
-        """A claimed file, from where it is to be read. None where it is damaged, or nothing of it is left."""
+        """Load a claimed file from the row where reading starts. None if it is damaged, or has no rows left."""
         file = self.source.load(claim.path, claim.number, claim)
         if file is None:
             return None
@@ -175,7 +175,7 @@ class ClaimedStream:
         return _ClaimedFile(claim, file, file.shape, file.num_rows, first, first)
 
     def _first_row(self, claim: Claim, file: LoadedFile, start: Position, shape: FileShape | None) -> int:
-        """Where a stream begins after `seek`. The start may be beyond the end of its file."""
+        """The first row of a stream after `seek`. The start may be beyond the end of its file."""
         if claim.number != start.file + len(self._files):
             raise QueueError(
                 f"{self.folder.name} file {start.file} was asked for, and file {claim.number} came",
@@ -207,7 +207,7 @@ class ClaimedStream:
         self.reader.finish()
 
     def _spent(self) -> list[_ClaimedFile]:
-        """Files of which every row was handed out."""
+        """The files whose rows were all handed out."""
         if self._at is None or self._at[0] not in self._files:
             return []
         current, row = self._at

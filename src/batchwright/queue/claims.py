@@ -1,4 +1,4 @@
-"""Claims: a file that one consumer has for itself, and beside it, in 16 bytes, how far it has read."""
+"""Claims of files. A claimed file belongs to one consumer; 16 bytes beside it record its progress."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Claim:
             _ROWS.pack_into(self._rows, 0, recorded, handed)
 
     def rest(self) -> None:
-        """Close what is open for it. It stays claimed, and can be recorded, given back or done."""
+        """Close the open files of the claim. It stays claimed, and can be recorded, given back or done."""
         self._rows.close()
 
     def is_mine(self) -> bool:
@@ -52,20 +52,20 @@ class Claim:
         return self.path.exists()
 
     def done(self) -> bool:
-        """Delete the file, which makes room for another. False where it was given to another consumer meanwhile."""
+        """Delete the file, which makes room for another. False if it was given to another consumer meanwhile."""
         is_there = True
         try:
             self.path.unlink()
         except FileNotFoundError:
             is_there = False
-        self.rest()  # not where the file could not be deleted: it is still claimed
+        self.rest()  # not if the file could not be deleted: it is still claimed
         with contextlib.suppress(OSError):
             rows_beside(self.path).unlink()
         return is_there
 
 
 def _mapped_rows(path: Path, recorded: int, handed: int) -> mmap.mmap:
-    """A new file beside a claimed one, as memory: writing into it is no system call, and survives this process."""
+    """Map a new file beside a claimed one. Writing into the map needs no system call, and survives this process."""
     descriptor = os.open(rows_beside(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         os.pwrite(descriptor, _ROWS.pack(recorded, handed), 0)
@@ -163,7 +163,7 @@ def beginning(folder: SplitFolder) -> tuple[int, int]:
 
 
 def give_back(folder: SplitFolder, claim: Claim) -> None:
-    """End a claim: rows that are not recorded are there for others, or for this consumer later."""
+    """End a claim: rows that are not recorded are left to others, or to this consumer later."""
     claim.rest()
     with folder.one_at_a_time():
         _return_path(folder, claim.number, claim.path)

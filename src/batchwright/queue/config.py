@@ -1,13 +1,13 @@
-"""The config that provider and trainer share: Python files that are run, then settings of the command line.
+"""The config shared by provider and trainer: Python files that are run, then settings of the command line.
 
     config = load_config("config/train_char_diffusion.py", ["--batch_size=64"])
     config.batch_size, config["learning_rate"], config.data_dir
 
-`data/<dataset>/config/*.py` run first, by name. The shared config runs next, in the same namespace: it can use and
-replace what they set. Each `--name=value` then replaces one value; what the files computed from the old one stays.
-Config files are executed: they can do what any program of yours can.
+`data/<dataset>/config/*.py` run first, by name. The shared config runs next, in the same namespace. It can use and
+replace their settings. Each `--name=value` then replaces one value. Values that the files computed from the old one
+stay. Config files are executed, with all the rights of your own programs.
 
-All that is wrong is reported together, in one SpecError with files, lines and remedies.
+All faults are reported together, in one SpecError with files, lines and remedies.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class SharedConfig(Mapping[str, Any]):
 def load_config(
     path: str | os.PathLike[str], overrides: Sequence[str] = (), *, data: str | os.PathLike[str] = "data"
 ) -> SharedConfig:
-    """Run the config files at `path` and check what they set. `data` is the folder of all datasets. `overrides` are
+    """Run the config files at `path` and check their settings. `data` is the folder of all datasets. `overrides` are
     `--name=value`, values as Python writes them.
 
     A config whose `dataset` is not a plain string (`dataset = 'name'`) is run twice: once alone, to find it.
@@ -135,7 +135,7 @@ def _config_file(path: str | os.PathLike[str]) -> Path:
 
 
 def _python_files(folder: Path) -> list[str]:
-    """Config files of a folder, by name; none where there is no such folder."""
+    """The config files of a folder, by name. Empty if the folder does not exist."""
     names = sorted(path.name for path in folder.glob("*.py"))
     return [name for name in names if name != _VALIDATOR_FILE and not name.startswith(".")]
 
@@ -146,7 +146,7 @@ def _nearest_first(wanted: str, names: Iterable[str]) -> list[str]:
 
 @dataclass(slots=True)
 class _Loading:
-    """A config while it is loaded: what is set so far, where, and what is wrong with it."""
+    """A config while it is loaded: its settings so far, the places that set them, and the problems found."""
 
     path: Path
     data: Path
@@ -208,7 +208,7 @@ class _Loading:
         return wanted
 
     def replace(self, wanted: Mapping[str, str]) -> None:
-        """Put the values of the command line in the place of those of the files."""
+        """Replace values of the files by those of the command line."""
         for name, text in wanted.items():
             if name in self.values or name in SETTINGS:
                 self._replace(name, text)
@@ -246,7 +246,7 @@ class _Loading:
                     self._add(error.headline, self._at(name), f"{option}{error.remedy}")
 
     def check_dataset(self) -> None:
-        """That the dataset has a folder, and a provider in it."""
+        """Check that the dataset has a folder, with a provider in it."""
         dataset, at = self.values.get("dataset"), self._at("dataset")
         if "dataset" not in self.values:
             return
@@ -265,9 +265,9 @@ class _Loading:
             self._add(what, str(folder), f"write {folder / PROVIDER_FILE} with a DataProviderBase subclass")
 
     def ask_validator(self, config: SharedConfig) -> None:
-        """Add what `validate(config)` of a validator.py beside the config says."""
+        """Add the problems from `validate(config)` of a validator.py beside the config."""
         file = self.path.parent / _VALIDATOR_FILE
-        if not file.is_file() or self.has_failed:  # of half a config it could only repeat what is said already
+        if not file.is_file() or self.has_failed:  # the check of half a config could only repeat known problems
             return
         namespace: dict[str, Any] = {}
         if problem := run_file(file, namespace):
@@ -311,7 +311,7 @@ def _plain_text(text: str) -> str:
 
 
 def _like(old: Any, text: str) -> Any:
-    """A value of the command line, of the type that it replaces.
+    """Return a value of the command line as the type of the value that it replaces.
 
     >>> _like(1e-3, "1"), _like("toy", "2024"), _like([1, 2], "(3, 4)")
     (1.0, '2024', [3, 4])

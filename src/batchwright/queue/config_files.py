@@ -1,4 +1,4 @@
-"""The Python files of a config: running them, and finding which line set a name last."""
+"""The Python files of a config: running them, and finding the line that last set a name."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Namespace(dict[str, Any]):
         super().__setitem__(name, value)
 
     def settings(self) -> dict[str, Any]:
-        """Public names and their values, without what was only imported: modules, functions and classes."""
+        """Public names and their values, without imported modules, functions and classes."""
         return {name: value for name, value in self.items() if not name.startswith("_") and not _is_tool(name, value)}
 
 
@@ -66,7 +66,7 @@ def run_file(file: Path, namespace: dict[str, Any]) -> Problem | None:
 
 
 def problem_of(error: BaseException, file: Path) -> Problem:
-    """What a file raised while it ran, with the last of its own lines that was running."""
+    """The error of a config file as a problem, with the last line of the file that ran."""
     frames = traceback.walk_tb(error.__traceback__)
     lines = [line for frame, line in frames if frame.f_code.co_filename == str(file)]
     what = f"{type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")
@@ -83,7 +83,7 @@ def problem_of(error: BaseException, file: Path) -> Problem:
 
 
 def literal_dataset(file: Path) -> str | None:
-    """The value of a plain `dataset = '...'`; None where another line might set that name too."""
+    """The value of a plain `dataset = '...'`; None if another line might set that name too."""
     try:
         tree = ast.parse(file.read_bytes())
     except (SyntaxError, ValueError, OSError):

@@ -1,7 +1,7 @@
-"""`DatasetConsumer`: batches of a queue for a trainer, in any framework, on a device, resumed exactly.
+"""`DatasetConsumer` gives a trainer the batches of a queue, in any framework, on a device, and resumes exactly.
 
-A stream for each split decides which rows come next: of claimed files (one or several consumers), of files that ranks
-share, of kept validation batches, or of a provider in this process.
+One stream per split decides the next rows. They come from claimed files (one or several consumers), from files that
+ranks share, from kept validation batches, or from a provider in this process.
 """
 
 from __future__ import annotations
@@ -68,9 +68,9 @@ class DatasetConsumer:
         world_size: int | None = None,
         lease_seconds: float = 30.0,
     ) -> None:
-        """`data_dir`: the dataset's folder. `device`: where batches go. `timeout_seconds`: how long to wait for a
-        batch. `batch_size`: rows of a batch; None, those of the provider. `block_size`, `target_size`: checked, if
-        given.
+        """`data_dir`: the dataset's folder. `device`: the device of the batches. `timeout_seconds`: the longest wait
+        for a batch. `batch_size`: rows of a batch; None, the provider's. `block_size`, `target_size`: checked,
+        if given.
 
         `framework`: None is torch in a program that has imported it (or names a device), otherwise NumPy. `delete`:
         "consumed", files are deleted when they were read; "checkpoint", when `commit` is called. `provider`: batches
@@ -156,7 +156,7 @@ class DatasetConsumer:
             remedy="batchwright prepare CONFIG (python prepare.py CONFIG), with the config of this trainer",
         )
 
-    # What the batches are
+    # Facts about the batches
 
     @property
     def meta(self) -> dict[str, Any]:
@@ -170,8 +170,8 @@ class DatasetConsumer:
     # Batches
 
     def get_batch(self, split: str, device: Device | None = None) -> Any:
-        """The next batch of a split, on `device`. Waits for it, at most `timeout_seconds`; nothing is taken where this
-        raises."""
+        """Return the next batch of a split, on `device`. Waits at most `timeout_seconds`. If this raises, no batch was
+        taken."""
         with self._lock:
             stream = self._streams.get(split)
             if stream is None or self._pid != os.getpid() or self._is_closed:
@@ -185,7 +185,7 @@ class DatasetConsumer:
                 stream.counts.batches += 1
                 if split == "train":
                     self._begin_validation_again()
-                stream.move(taken)  # last: until here nothing was taken
+                stream.move(taken)  # last: an error before this line takes no batch
             except OSError as error:
                 with self._clear_errors():
                     raise error
@@ -207,13 +207,13 @@ class DatasetConsumer:
             validation.begin_again()
 
     def _clear_errors(self) -> contextlib.AbstractContextManager[None]:
-        """Errors of the system become those of the queue. A provider in this process has errors of its own."""
+        """Turn errors of the system into errors of the queue. A provider in this process has errors of its own."""
         if self._provider is not None:
             return contextlib.nullcontext()
         return clear_errors(self._queue.path)
 
     def _stream(self, split: str) -> BatchStream:
-        """The stream of a split, made when it is first asked for; anew in a child process that was forked."""
+        """The stream of a split, made on first use, and again in a forked child process."""
         if self._is_closed:
             raise SpecError(
                 "this consumer is closed", parameter="consumer", remedy="DatasetConsumer(...) opens the queue again"
@@ -269,7 +269,7 @@ class DatasetConsumer:
     def commit(self) -> None:
         """Everything that was handed out is used, and does not come again; files that were read are deleted.
 
-        With delete="checkpoint", call it when a checkpoint is safe: nothing is deleted otherwise.
+        With delete="checkpoint", call it when a checkpoint is safe. Files are deleted only then.
         """
         with self._lock, self._clear_errors():
             for stream in self._streams.values():
@@ -301,7 +301,7 @@ class DatasetConsumer:
         return self._provider is not None or (self._queue.path / split).is_dir()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go where a state says, in every split that it names. Files that were deleted since are made again."""
+        """Go to the position of a state, in every split that it names. Files that were deleted since are made again."""
         places = checked_state(state, self._fingerprint)
         with self._lock:
             for split, (position, shape) in places.items():
@@ -310,7 +310,7 @@ class DatasetConsumer:
                     stream.seek(position, shape, can_be_made_again=self._meta.reproducible)
 
     def stats(self) -> dict[str, Any]:
-        """Counts of each split: batches, rows and files, waits in seconds, what came again and why."""
+        """Counts of each split: batches, rows and files, waits in seconds, repeated batches and the reasons."""
         if self._is_closed:
             return copy.deepcopy(self._last_stats)
         stats: dict[str, Any] = {}
@@ -326,7 +326,8 @@ class DatasetConsumer:
     # The end
 
     def close(self) -> None:
-        """What was handed out counts as used (with delete="consumed"); the rest is there for others. Twice is fine."""
+        """Close the consumer. Batches that were handed out count as used (with delete="consumed"); others can read the
+        rest. A second call does nothing."""
         self._close(record=self._delete == "consumed")
 
     def _close(self, *, record: bool) -> None:
@@ -351,11 +352,11 @@ class DatasetConsumer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        # Where a step failed, the batch that it worked on may not have been used: it comes again.
+        # A step that failed may not have used its batch: the batch comes again.
         self._close(record=kind is None and self._delete == "consumed")
 
     def __reduce__(self) -> Any:
-        """For other processes: a consumer of their own, on the same queue."""
+        """Pickle for another process, which gets its own consumer on the same queue."""
         return _opened_again, (self._arguments,)
 
     def __repr__(self) -> str:
@@ -387,7 +388,7 @@ _consumers: weakref.WeakSet[DatasetConsumer] = weakref.WeakSet()
 
 
 def _unlock_all() -> None:
-    """In a forked child: the lock may be held by a thread that is not here."""
+    """Replace the locks in a forked child. A thread that does not exist there may hold them."""
     for consumer in _consumers:
         consumer._lock = threading.RLock()
 
@@ -443,7 +444,7 @@ def _check_sizes(**sizes: int | None) -> None:
 
 
 def _check_shapes(fields: tuple[BatchField, ...], block_size: int | None, target_size: int | None) -> None:
-    """That what a trainer expects is what the queue has."""
+    """Check that the queue has the shapes that a trainer expects."""
     shapes = {field.name: field.shape for field in fields}
     for name, parameter, size in (("x", "block_size", block_size), ("y", "target_size", target_size)):
         if size is not None and name in shapes and shapes[name][:1] != (size,):

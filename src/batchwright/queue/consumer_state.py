@@ -1,4 +1,4 @@
-"""The state of a consumer: for each split a file and a batch in it, and how files are cut into batches.
+"""The state of a consumer: a file and a batch number for each split, and the cut of files into batches.
 
 {"queue": "4f2a...", "train": {"file": 7, "batch": 5}, "val": {"file": 0, "batch": 0}, "cut": {"train": [8, 100]}}
 """

@@ -1,4 +1,4 @@
-"""The differences between two stamps, as lines for people."""
+"""The differences between two stamps, as readable lines."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _VALUE_CHARS = 60
 
 
 def differences(old: Stamp, new: Stamp) -> list[str]:
-    """What changed; nothing if the stamps are equal."""
+    """The changes between two stamps. Empty if they are equal."""
     settings = [{f"config {name}": value for name, value in stamp.settings.items()} for stamp in (old, new)]
     lines = [*_of_meta(old.meta, new.meta), *_changes(*settings), *_changes({"seed": old.seed}, {"seed": new.seed})]
     changed = [file for file in {**old.inputs, **new.inputs} if old.inputs.get(file) != new.inputs.get(file)]

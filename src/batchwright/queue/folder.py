@@ -1,16 +1,16 @@
-"""The folder of a queue: the state of each file is the place where it is.
+"""The folder of a queue. The place of a file is its state.
 
     train/00000117.batches                         ready: it waits
     train/.00000118.ID.part                        provider ID makes it
-    control/train/claimed/00000116.ID.batches      consumer ID reads it; 00000116.ID.rows says how far
-    control/train/returned/00000115                ready again: its reader died, this far
+    control/train/claimed/00000116.ID.batches      consumer ID reads it; its progress is in 00000116.ID.rows
+    control/train/returned/00000115                ready again: its reader died; its progress is inside
     control/train/wanted/00000114                  no longer ready, and needed: a provider makes it first
     train/next, control/train/taken                the next number that a provider begins, that a consumer takes
     control/val/seen                               the kept batches were read
-    control/train/ranks                            how far ranks are, which share files and claim none (see ranks.py)
+    control/train/ranks                            progress of ranks, which share files and claim none (see ranks.py)
     val/kept.batches                               validation batches that are kept; .kept.ID.part while made
 
-Each step from one place to the next is one rename: a process that is killed between two steps leaves a number in
+Each step from one place to the next is one rename. A process that is killed between two steps leaves a number in
 exactly one place. Numbers are chosen under the lock of their split, by one process at a time.
 """
 
@@ -152,7 +152,7 @@ class SplitFolder:
         making, claimed = self._members_of(self.path), self._members_of(self.claimed)
         taken = read_number(self.control / "taken")
         following = read_number(self.path / "next")
-        if following is None:  # lost, or deleted by hand: never begin again below what was taken
+        if following is None:  # lost, or deleted by hand: never begin again below a number that was taken
             following = max([taken or 0, *(number + 1 for number in (*ready, *making, *claimed))])
         if taken is None:
             taken = min([following, *ready])
@@ -168,7 +168,7 @@ class SplitFolder:
         return {number: member for number, member in found if number is not None}
 
     def backlog(self) -> int:
-        """How many files wait."""
+        """The number of files that wait."""
         return sum(number_of(name) is not None for name in os.listdir(self.path))
 
     def makers_of_kept(self) -> list[str]:

@@ -15,7 +15,7 @@ __all__ = ["InProcessStream"]
 
 
 class InProcessStream:
-    """The rows that a provider makes, when they are asked for: the same ones as in its files."""
+    """The rows of a provider, made on demand. They equal the rows of its files."""
 
     def __init__(self, provider: DataProviderBase, split: str, rank: int, world_size: int) -> None:
         self.provider = provider
@@ -25,7 +25,7 @@ class InProcessStream:
         self._rank, self._world_size = (0, 1) if self._is_kept else (rank, world_size)
         self._kept: list[Arrays] = []
         self._row = 0
-        """Rows of the stream before the next one, of all ranks and files."""
+        """The number of rows before the next one, over all ranks and files."""
         self._making: tuple[int, Iterator[Arrays]] | None = None
         self._made: tuple[int, int, Arrays] | None = None
         """File, number in it, and batch that was made last."""
@@ -72,7 +72,7 @@ class InProcessStream:
             self._making, made = (file, self.provider.batches(self.split, file)), None
             self.counts.files += 1
         number = -1 if made is None else made[1]
-        self._made = None  # where sample_batch raises, the next call begins the file again
+        self._made = None  # if sample_batch raises, the next call begins the file again
         while number < index:
             batch = _copied(next(self._making[1]))
             number += 1

@@ -1,4 +1,4 @@
-"""Numbers that a provider makes: taking one, publishing its file, giving it up."""
+"""The making of numbered files: taking a number, publishing its file, giving it up."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class UnfinishedFile:
     """A number that a provider makes, and the file that it writes."""
 
     number: int | None
-    """None: of the kept batches."""
+    """None for the kept batches."""
     path: Path
     inode: int
     """A file of the same name with another inode is not this one: its maker seemed dead, and woke up."""
 
 
 def begin(folder: SplitFolder, provider: QueueMember, max_backlog_files: int) -> UnfinishedFile | None:
-    """Take the number of a file to make. None: nothing is needed now."""
+    """Take the number of a file to make. None if no file is needed now."""
     with folder.one_at_a_time():
         there = folder.listing()
         abandoned = {number for number, maker in there.making.items() if not folder.lives(maker, provider)}
@@ -61,7 +61,7 @@ def _begin(folder: SplitFolder, number: int, provider: QueueMember, there: Listi
 
 
 def _take_over(folder: SplitFolder, number: int, maker: str) -> bool:
-    """Throw away what a dead provider began. False where it was not dead, and has just finished."""
+    """Throw away the unfinished file of a dead provider. False if it was not dead, and has just finished."""
     folder.want(number)  # or a kill right here would lose it
     try:
         folder.part_path(number, maker).unlink()
@@ -72,7 +72,7 @@ def _take_over(folder: SplitFolder, number: int, maker: str) -> bool:
 
 
 def begin_kept(folder: SplitFolder, provider: QueueMember, is_due: Callable[[Path], bool]) -> UnfinishedFile | None:
-    """As `begin`, for the kept batches: if they are due, and no other provider makes them."""
+    """Like `begin`, for the kept batches, if they are due and no other provider makes them."""
     with folder.one_at_a_time():
         if not is_due(folder.kept_path):
             return None
@@ -86,7 +86,7 @@ def begin_kept(folder: SplitFolder, provider: QueueMember, is_due: Callable[[Pat
 
 
 def publish(folder: SplitFolder, part: UnfinishedFile, *, durable: bool = False) -> bool:
-    """Give a finished file its name. False where it is no longer needed: its maker seemed dead, or a reader went back
+    """Give a finished file its name. False if it is no longer needed: its maker seemed dead, or a reader went back
     to before it."""
     final = folder.kept_path
     if part.number is not None:
@@ -125,7 +125,7 @@ def was_read(folder: SplitFolder) -> bool:
 
 
 def begin_anew(folder: SplitFolder) -> None:
-    """Throw away what was made: the first file is made next. For a split of which nothing was read."""
+    """Throw away all files. The first file is made next. For a split that was never read."""
     for path in [*folder.path.glob(f"*{EXTENSION}"), *folder.path.glob(".*.part"), *folder.wanted.iterdir()]:
         path.unlink(missing_ok=True)
     with contextlib.suppress(FileNotFoundError):

@@ -1,9 +1,10 @@
-"""Members of a queue: the processes that make or read its batches, and which of them are alive.
+"""Members of a queue, the processes that make or read its batches, and whether they are alive.
 
-A member is a file that its process keeps locked; in the file is a counter that a thread increments. The kernel releases
-the lock when the process ends, however it ends: processes of the same machine see that at once. Where the lock cannot
-tell (another machine, a process that hangs), the counter does: a member whose counter stands still for `lease_seconds`,
-on the observer's own clock, is dead. No decision here asks what time it is: clocks of machines differ, and jump.
+A member is a file that its process keeps locked. The file contains a counter that a thread increments. The kernel
+releases the lock when the process ends, for any reason, and processes on the same machine see that at once. If the
+lock cannot tell (another machine, a process that hangs), the counter does: a member whose counter stands still for
+`lease_seconds`, on the observer's own clock, is dead. No decision here uses the time of day, because the clocks of
+machines differ, and jump.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ _PACKAGE = Path(__file__).parents[1]
 
 
 class MemberFacts(msgspec.Struct, frozen=True):
-    """What a member writes about itself when it joins."""
+    """The facts that a member writes about itself when it joins."""
 
     id: str
     role: str
@@ -74,7 +75,7 @@ class MemberFacts(msgspec.Struct, frozen=True):
 
 
 class Activity(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a member does now, for people to read."""
+    """The current activity of a member, for people to read."""
 
     what: str = ""
     split: str = ""
@@ -92,7 +93,7 @@ class ProviderFailure(msgspec.Struct, frozen=True):
     error: str
     """Its class and text."""
     place: str
-    """File and line of the user's code, where there is one."""
+    """The file and line of the user's code, if known."""
     traceback: str
     at: float
 
@@ -122,7 +123,7 @@ class QueueMember:
         self.id: str = self.facts.id
         self.path: Path = who / self.id
         self._line = msgspec.json.encode(self.facts) + b"\n"
-        self._lock = threading.RLock()  # a collector may let go of a member in the middle of a beat
+        self._lock = threading.RLock()  # a collector may free a member in the middle of a beat
         self._count = 0
         self._left = threading.Event()
         self._last_beat = time.monotonic()
@@ -171,7 +172,7 @@ class QueueMember:
                 self._last_beat = now
 
     def say(self, what: str = "", split: str = "", number: int = -1) -> None:
-        """Write down what this process does now."""
+        """Record the current activity of this process."""
         line = msgspec.json.encode(Activity(what[:200], split, number, time.time())).ljust(_DOING_BYTES)
         with self._lock, contextlib.suppress(OSError):  # for people only: a full disk is not this call's to tell
             if not self._left.is_set():
@@ -221,7 +222,7 @@ class QueueMember:
             at=time.time(),
         )
         part = part_name(self.path)
-        with contextlib.suppress(OSError):  # the disk may be what it died of
+        with contextlib.suppress(OSError):  # it may have died because of the disk
             part.write_bytes(msgspec.json.encode(failure))
             os.rename(part, self.path.with_name(self.id + ".died"))
 
@@ -266,7 +267,7 @@ def place_of(error: BaseException) -> str:
 
 @dataclass
 class Liveness:
-    """Which members are alive, as this process sees it. It remembers when it last saw each counter move."""
+    """The members that are alive, as this process sees it. It remembers when it last saw each counter move."""
 
     who: Path
     _moved: dict[str, tuple[bytes, float]] = field(default_factory=dict)

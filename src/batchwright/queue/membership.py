@@ -1,4 +1,4 @@
-"""The membership of one consumer: it joins with its first batch, and joins again if others took it for dead."""
+"""The membership of one consumer. It joins with its first batch, and joins again if others took it for dead."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`queue/meta.json`: what `build_meta` returned, and beside it what the batches are made from."""
+"""`queue/meta.json`: the result of `build_meta`, and the stamp of the code and data behind the batches."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _OURS = "batchwright"
 
 @dataclass(frozen=True)
 class Meta:
-    """What `build_meta` returned, and what a queue must remember besides."""
+    """The result of `build_meta`, and the other facts that a queue must remember."""
 
     said: dict[str, Any]
     stamp: Stamp
@@ -34,7 +34,7 @@ class Meta:
     batch_size: int | None = None
     """These two are of the provider that started last: its kept batches are those that count."""
     born: str = field(default_factory=partial(secrets.token_hex, 8), compare=False)
-    """Of this folder: one that was deleted and made again, of the same provider, is another queue."""
+    """The id of this folder. A folder that was deleted and made again by the same provider is another queue."""
     accepted: tuple[dict[str, Any], ...] = ()
     """Changes that were accepted: the difference, and the next file of each split at that time."""
     made_for: str | None = None
@@ -61,7 +61,7 @@ def write_meta(path: Path, meta: Meta) -> None:
 
 
 def read_meta(path: Path) -> Meta | None:
-    """What a queue's meta.json says; None where there is none."""
+    """Read the meta.json of a queue. None if the file does not exist."""
     try:
         content = json.loads(path.read_bytes())
         ours = content.pop(_OURS)
@@ -91,7 +91,7 @@ def read_meta(path: Path) -> Meta | None:
         ) from error
 
 
-# What build_meta may return
+# Values that build_meta may return
 
 
 def check_meta(meta: Any) -> dict[str, Any]:

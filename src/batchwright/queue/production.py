@@ -1,4 +1,4 @@
-"""Production: one provider at work on one queue, until it is stopped."""
+"""The production loop of one provider on one queue, until it is stopped."""
 
 from __future__ import annotations
 
@@ -97,8 +97,8 @@ class _Production:
     # The beginning
 
     def _begin(self, accept_change: bool) -> None:
-        """Write the meta, or go by the one that is there."""
-        for path in self.queue.who.glob("*.died"):  # a provider is here again: consumers wait for what it does
+        """Write the meta, or follow the existing one."""
+        for path in self.queue.who.glob("*.died"):  # a provider is here again: consumers wait for its files
             path.unlink(missing_ok=True)
         self.member.say(_READS)
         try:
@@ -127,7 +127,7 @@ class _Production:
             self._check_is_reproducible()
 
     def _go_on(self, there: Meta, mine: Meta, accept_change: bool) -> None:
-        """Make files for a queue that is there: of the same provider, or of one that differs and may."""
+        """Make files for an existing queue, of the same provider or of a different one that is accepted."""
         changed = differences(there.stamp, mine.stamp)
         is_alone = not self._others_have_begun()
         if changed and is_alone and self._begins_anew():
@@ -151,7 +151,7 @@ class _Production:
         return any(map(self.liveness.is_alive, others))
 
     def _begins_anew(self) -> bool:
-        """Throw away files of which no batch was handed out. False where one was: then nothing is touched."""
+        """Throw away the files if none of their batches was handed out. Otherwise return False and leave them."""
         names = [name for name in ("train", "val") if (self.queue.path / name).is_dir()]
         splits = [self.queue.split(name, self.liveness) for name in names]
         with contextlib.ExitStack() as locks:
@@ -192,7 +192,7 @@ class _Production:
         self.member = QueueMember(self.queue.who, "provider", _LEASE_SECONDS)
 
     def _begin_next(self) -> tuple[SplitFolder, UnfinishedFile] | None:
-        """A number to make: of the kept batches first, then of the split of which the fewest files wait."""
+        """Take a number to make: of the kept batches first, then of the split with the fewest waiting files."""
         streamed = []
         for folder in self.folders:
             if folder.name != "val" or not self.provider.val_batches:
@@ -227,7 +227,7 @@ class _Production:
     # One file
 
     def _make(self, folder: SplitFolder, part: UnfinishedFile) -> bool:
-        """Make one file. False where it was given up: to stop, or because it is no longer needed."""
+        """Make one file. False if it was given up: to stop, or because it is no longer needed."""
         name = file_in_words(folder.name, part.number)
         self.at = folder.name, part.number
         if part.number is None:
@@ -241,7 +241,7 @@ class _Production:
                 return False
             is_published = making.publish(folder, part, durable=self.provider.durable)
         except BaseException:
-            with contextlib.suppress(OSError, QueueError):  # the first error says more
+            with contextlib.suppress(OSError, QueueError):  # the first error is more helpful
                 making.give_up(folder, part)
             raise
         self.is_full = False
@@ -252,7 +252,7 @@ class _Production:
         return is_published
 
     def _write(self, folder: SplitFolder, part: UnfinishedFile) -> bool:
-        """Write all batches of a file. False where the provider was stopped before."""
+        """Write all batches of a file. False if the provider was stopped before."""
         batches = self._batches(folder.name, part.number)
         with BatchFileWriter(part.path, self._facts(folder.name, part.number)) as writer:
             while not self.provider._stopping.is_set():
@@ -280,7 +280,7 @@ class _Production:
         self.at = None, None
 
     def _batches(self, split: str, number: int | None) -> Iterator[list[NDArray[Any]]]:
-        """The batches of a file. An error of the user's code says which file was made, and where it came from."""
+        """The batches of a file. An error of the user's code names the file and the place in the code."""
         try:
             yield from self.provider.batches(split, number or 0)
         except BatchwrightError:

@@ -1,8 +1,8 @@
-"""`DataProviderBase`: a subclass defines a batch; this makes files of batches, as many as are needed.
+"""`DataProviderBase`. A subclass defines a batch; the base class makes as many files of batches as needed.
 
-File number n of a split is a function of (seed, split, n): it has the same bytes in whatever process, and however often
-it is made. So n providers share one queue by taking numbers, one that died is replaced by any other, and a trainer that
-goes back to an old number gets that file again.
+File number n of a split is a function of (seed, split, n): it has the same bytes in every process, each time it
+is made. So n providers share one queue by taking numbers, any provider can replace a dead one, and a trainer that goes
+back to an old number gets that file again.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class DataProviderBase:
         **config: Any,
     ) -> None:
         """`data_dir`: the dataset's folder. `batch_size`: rows of a batch; `block_size` and `target_size`: sizes of a
-        row, for `sample_batch`. `batches_per_file`: batches of a file. `seed`: what batches are drawn from. `verbose`:
+        row, for `sample_batch`. `batches_per_file`: batches of a file. `seed`: the seed of the batches. `verbose`:
         say more. `config`: all other names of the shared config.
 
         `max_backlog_files`: no new file is begun while this many of a split wait. `durable`: a power cut loses none.
@@ -137,10 +137,10 @@ class DataProviderBase:
             else:
                 self._take(name, value)
 
-    # What a subclass writes
+    # Methods that a subclass writes
 
     def build_meta(self) -> dict[str, Any]:
-        """What a trainer must know, as JSON: at least "batch_schema", a list of {name, dtype, shape, role}."""
+        """Return the facts for a trainer, as JSON: at least "batch_schema", a list of {name, dtype, shape, role}."""
         self._is_abstract("build_meta", "self")
 
     def sample_batch(self, split: str, rng: Any) -> Mapping[str, Any]:
@@ -154,12 +154,12 @@ class DataProviderBase:
             remedy=f"def {name}({parameters}): return {{...}}",
         )
 
-    # What a subclass may use
+    # Methods that a subclass may use
 
     def input_files(self) -> list[Path]:
         """The raw files of the dataset: `input.*` in its folder, by name. A subclass may name others.
 
-        Their content is part of what a queue was made from: each provider reads them once when it starts.
+        Their content is part of the stamp of a queue. Each provider reads them once when it starts.
         """
         found = sorted(path for path in self.data_dir.glob("input.*") if path.is_file())
         if not found:
@@ -174,10 +174,10 @@ class DataProviderBase:
 
     @property
     def meta(self) -> Meta:
-        """What `build_meta` returns, checked, with the stamp of what the batches are made from."""
+        """The checked result of `build_meta`, with the stamp of the batches."""
         return self._known()[0]
 
-    # Public names are the user's, for settings: what the modules beside this one use is private too.
+    # Public names are the user's, for settings. Names used by the modules beside this one are private too.
 
     def _known(self) -> tuple[Meta, tuple[BatchField, ...]]:
         if self._knows is None:
@@ -189,11 +189,11 @@ class DataProviderBase:
         return self._knows
 
     def go_by(self, meta: Meta) -> None:
-        """Make files of a queue whose `meta` says the same as this provider, in other words."""
+        """Make files of a queue whose `meta` is equivalent to this provider's, in another form."""
         self._knows = meta, fields_of(meta.said)
 
     def num_batches(self, split: str) -> int:
-        """How many batches a file of a split has."""
+        """The number of batches in a file of a split."""
         if split == "val" and self.val_batches:
             return self.val_batches
         return self.batches_per_file
@@ -217,7 +217,7 @@ class DataProviderBase:
     # Files
 
     def stop(self) -> None:
-        """End `run` after the batch that is being made; the next one at once, where none runs.
+        """End `run` after the current batch. If none runs, the next `run` ends at once.
 
         From any thread, and from a signal handler.
         """
@@ -234,7 +234,7 @@ class DataProviderBase:
     ) -> int:
         """Make files of `splits` while they are needed, until `stop`, SIGINT or SIGTERM. Returns how many were made.
 
-        `max_files`: end after this many. `accept_change`: go on with a queue that other code, settings, seed or raw
+        `max_files`: end after this many. `accept_change`: continue a queue that other code, settings, seed or raw
         files began; the change is recorded in its meta. An error of `sample_batch` or `build_meta` ends it, and is
         raised in every consumer that waits.
         """

@@ -1,4 +1,4 @@
-"""From a shared config to its provider: `prepare_streaming.py` is run, its class found, and made with the config."""
+"""The provider of a shared config. `prepare_streaming.py` is run, and its class is found and made with the config."""
 
 from __future__ import annotations
 
@@ -61,11 +61,11 @@ def _load(folder: Path, names: Mapping[str, Any]) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     module.__dict__.update(names)
     _put_on_path(folder.resolve())
-    sys.modules[name] = module  # where dataclasses, pickle and inspect look for it
+    sys.modules[name] = module  # dataclasses, pickle and inspect look for it there
     try:
         with tokenize.open(file) as opened:  # in the encoding that it declares
             text = opened.read()
-        module.__dict__["__source__"] = text  # what runs: the file may be edited before its stamp is taken
+        module.__dict__["__source__"] = text  # the text that runs: the file may be edited before its stamp is taken
         code = compile(
             _without_defaults(ast.parse(text, str(file.resolve())), names),
             str(file.resolve()),
@@ -80,7 +80,7 @@ def _load(folder: Path, names: Mapping[str, Any]) -> ModuleType:
 
 
 def _put_on_path(folder: Path) -> None:
-    """Files beside a provider can be imported, before any others of their names, and as they are now."""
+    """Let files beside a provider be imported, before other files of the same names, in their current state."""
     _opened.add(str(folder) + os.sep)
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
@@ -96,7 +96,7 @@ def _put_on_path(folder: Path) -> None:
 def _without_defaults(tree: ast.Module, names: Mapping[str, Any]) -> ast.Module:
     """The module without assignments of constants, at its top, to names that the config sets: those are defaults.
 
-    What is computed (`vocab_size = len(chars)`) stays. Lines keep their numbers.
+    Computed values (`vocab_size = len(chars)`) stay. Lines keep their numbers.
     """
     tree.body = [
         single
@@ -139,7 +139,7 @@ _OF_CONSTANTS = (
 
 
 def _is_constant(value: ast.expr) -> bool:
-    """Whether an expression is written in numbers, text and brackets alone: nothing is looked up or called."""
+    """Whether an expression has only numbers, text and brackets, without names or calls."""
     return all(isinstance(node, _OF_CONSTANTS) for node in ast.walk(value))
 
 

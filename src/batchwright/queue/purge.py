@@ -1,4 +1,4 @@
-"""Removing a queue: its files and all that it remembers. Other files in its folder are left, and named."""
+"""Removal of a queue, with its files and its state. Other files in its folder are left, and named."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Purged:
 def purge(path: str | os.PathLike[str], split: str | None = None, *, force: bool = False) -> Purged:
     """Remove the queue at `path`, or one split of it, with all that it remembers: numbers begin at 0 again.
 
-    BusyError names the processes that use it; `force` goes on all the same, and they then fail.
+    BusyError names the processes that use it; `force` removes the queue anyway, and those processes then fail.
     """
     queue = find_queue(path)
     splits = names_of_splits(queue)

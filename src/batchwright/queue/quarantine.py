@@ -1,4 +1,4 @@
-"""Quarantine: a damaged file is put aside, with the reason, and its number is made again."""
+"""Quarantine of damaged files. A damaged file is put aside with the reason, and its number is made again."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ __all__ = ["quarantine"]
 def quarantine(
     folder: SplitFolder, number: int | None, reason: str, path: Path, inode: int, claim: Claim | None = None
 ) -> Path:
-    """Put the file at `path` aside. Where it is to.
+    """Put the file at `path` aside, and return its new path.
 
-    Nothing is done where it has another inode: it was put aside before, and is made again already. Kept batches have no
-    number: a provider sees that they are missing.
+    A file with another inode is left alone: the old one was put aside before, and is made again already. Kept
+    batches have no number: a provider sees that they are missing.
     """
     name = KEPT
     if number is not None:

@@ -1,4 +1,4 @@
-"""The start of a run of ranks: which ranks are there, who may read beside them, and where single consumers left off."""
+"""The start of a run of ranks: its ranks, the readers beside them, and the place of earlier single consumers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def refuse_beside_ranks(folder: SplitFolder, ranks: list[MemberFacts]) -> None:
 
 
 def refuse_after_ranks(folder: SplitFolder, consumer: QueueMember) -> None:
-    """Refuse a single consumer where ranks have read: their records count in steps of all of them."""
+    """Refuse a single consumer after ranks have read. Their records count in steps of all ranks."""
     if not folder.records.are_there():
         return
     refuse_beside_ranks(folder, living_ranks(folder, consumer))
@@ -53,7 +53,7 @@ def refuse_after_ranks(folder: SplitFolder, consumer: QueueMember) -> None:
 
 
 def left_off(folder: SplitFolder) -> RankProgress:
-    """Where ranks go on after single consumers, when no file is claimed, and up to where rows were handed out."""
+    """The place where ranks continue after single consumers, without claimed files, and the end of rows handed out."""
     there = folder.listing()
     again = there.again
     for number in there.again:  # its reader may have died before it deleted it

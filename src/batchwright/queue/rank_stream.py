@@ -1,6 +1,6 @@
-"""The stream of a split for ranks: in each step rank r of W gets the r-th of W batches. Files are shared, not claimed.
+"""The stream of a split for ranks. In each step rank r of W gets the r-th of W batches. Files are shared, not claimed.
 
-A position is the beginning of a step, so it is the same on every rank, and any number of ranks can go on from it. A
+A position is the start of a step, so it is the same on every rank, and any number of ranks can continue from it. A
 file is deleted when every rank has recorded that it is past it.
 """
 
@@ -33,7 +33,7 @@ class _Step:
     start: Position
     end: Position
     first_row: Position
-    """Of this rank."""
+    """The first row of this rank."""
     after_last_row: Position
     shape: FileShape
 
@@ -44,7 +44,7 @@ class RankStream:
     def __init__(
         self, source: SplitReader, membership: Membership, rank: int, world_size: int, *, at_once: bool
     ) -> None:
-        """`at_once`: a step is recorded when the next one is asked for; otherwise only by `record`."""
+        """`at_once`: a step is recorded at the request for the next one; otherwise only by `record`."""
         self.source = source
         self.folder = source.folder
         self.reader = source.reader
@@ -61,9 +61,9 @@ class RankStream:
         self._files: dict[int, LoadedFile] = {}
         """The files that the next step may need."""
         self._shape: FileShape | None = None
-        """How the last file was cut that rows were handed out of."""
+        """The cut of the last file whose rows were handed out."""
         self._counts_in: FileShape | None = None
-        """How files were cut, of the state that was loaded."""
+        """The cut of files in the loaded state."""
         self._deleted_below = -1
         self._record = -1
         """The descriptor of this rank's record."""
@@ -101,7 +101,7 @@ class RankStream:
         self._write(RankProgress(recorded, max(handed, step.after_last_row)))
         self.counts.redelivered_batches += step.first_row < handed
         self._shape = step.shape
-        self._at = step.end  # last: until here nothing was taken
+        self._at = step.end  # last: an error before this line takes no batch
 
     def _rows(self, place: Position, num_rows: int) -> tuple[Arrays, Position, Position]:
         """Rows, the place of the first one, and the place after the last one."""
@@ -117,7 +117,7 @@ class RankStream:
         return joined(pieces), first, place
 
     def _inside_file(self, place: Position) -> Position:
-        """The same place, as a row that its file has."""
+        """The same place, as an existing row of its file."""
         number, row = place
         while row >= (num_rows := self._file(number).num_rows):
             number, row = number + 1, row - num_rows
@@ -179,7 +179,7 @@ class RankStream:
             self._files.clear()
 
     def _join(self, position: Position | None) -> Position:
-        """The place where this rank begins: the given one, where it was, or where the ranks begin together."""
+        """The first place of this rank: the given one, its last one, or the common start of the ranks."""
         self._leave()
         folder, records, me = self.folder, self.folder.records, self.membership.member
         with folder.one_at_a_time():
@@ -236,7 +236,7 @@ class RankStream:
         return other.world_size != self._world_size or other.rank == self._rank
 
     def _left_off(self) -> RankProgress:
-        """Where the ranks before were, or single consumers."""
+        """The place of earlier ranks, or of single consumers."""
         return self.folder.records.left_off() or left_off(self.folder)
 
     # Recording
@@ -246,7 +246,7 @@ class RankStream:
         self._written = progress
 
     def _record_place(self, place: Position) -> None:
-        """Record that this rank needs nothing before `place` again. Files that no rank needs are deleted."""
+        """Record that this rank needs no rows before `place` again. Files that no rank needs are deleted."""
         self._write(RankProgress(place, max(place, self._written.handed)))
         if place.file <= self._deleted_below:
             return

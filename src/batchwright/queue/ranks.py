@@ -1,10 +1,10 @@
-"""Records of the ranks that read a split together, as files of `control/SPLIT/ranks`.
+"""Records of the ranks that read a split together. They are files in `control/SPLIT/ranks`.
 
-    begin              where their run began, and the members that have joined it
-    00001-of-00004     rank 1 of 4: the place before which it needs nothing again, and up to where it was handed rows
+    begin              the place where their run began, and the members that have joined it
+    00001-of-00004     rank 1 of 4: the place that it needs rows from, and the end of the rows it was handed
 
-`begin` is written first and deleted last: a rank without a file of its own is where it says, so that a process that is
-killed in between leaves all ranks where they were.
+`begin` is written first and deleted last. A rank without a file of its own is at the place in `begin`, so a process
+that is killed in between moves no rank.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _PLACES = struct.Struct("<qqqq")
 
 
 class RankProgress(NamedTuple):
-    """How far one rank is, or a whole run."""
+    """The progress of one rank, or of a whole run."""
 
     recorded: Position
     """Nothing before it comes again."""
@@ -48,7 +48,7 @@ class RankRecords:
         return self.folder / f"{rank:05d}-of-{world_size:05d}"
 
     def began(self) -> tuple[RankProgress | None, list[str]]:
-        """Where a run of ranks began, and the members that have joined it."""
+        """The place where a run of ranks began, and the members that have joined it."""
         try:
             content = self._begin.read_bytes()
         except FileNotFoundError:
@@ -61,15 +61,15 @@ class RankRecords:
         os.rename(part, self._begin)
 
     def of_rank(self, rank: int, world_size: int) -> RankProgress | None:
-        """How far a rank is. None: nothing is known of it."""
+        """The progress of a rank. None if it is unknown."""
         return self.written(rank, world_size) or self.began()[0]
 
     def written(self, rank: int, world_size: int) -> RankProgress | None:
-        """What a rank has recorded. None: nothing."""
+        """The record of a rank. None if it has none."""
         return _read(self.path(rank, world_size))
 
     def left_off(self) -> RankProgress | None:
-        """Where all ranks of a run that ended go on together: where the slowest one is. None where there was no run."""
+        """The place where all ranks of an ended run continue: that of the slowest one. None if there was no run."""
         began = self.began()[0]
         worlds = {int(path.name.partition("-of-")[2]) for path in self._of_ranks()}
         found = [self.written(rank, world_size) or began for world_size in worlds for rank in range(world_size)]
@@ -89,7 +89,7 @@ class RankRecords:
         return found
 
     def begin_again(self, progress: RankProgress, world_size: int, members: list[str]) -> None:
-        """A new run, which goes on from one place. What each rank was handed before, it remembers."""
+        """Start a new run from one place. It remembers the rows that each rank was handed before."""
         self.write_began(progress, members)
         for path in self._of_ranks():
             before = _read(path)

@@ -1,4 +1,4 @@
-"""Files of batches in memory: the current one, and the next one, which a thread reads ahead."""
+"""Files of batches in memory: the current one, and the next one, read ahead by a thread."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Position(NamedTuple):
 
 
 class FileShape(NamedTuple):
-    """How the rows of a file are cut into batches. A state counts in these batches."""
+    """The cut of the rows of a file into batches. A state counts in these batches."""
 
     batch_size: int
     num_batches: int
@@ -64,7 +64,7 @@ class LoadedFile:
 
 @dataclass(frozen=True, slots=True)
 class _Ahead:
-    """A file that a thread reads: its result, and a signal that it is there."""
+    """A file that a thread reads: its result, and a signal that it is ready."""
 
     identity: tuple[int, ...]
     found: list[LoadedFile | BaseException] = field(default_factory=list)
@@ -83,7 +83,7 @@ class BatchFileReader:
         self._tasks: SimpleQueue[Callable[[], None] | None] | None = None
 
     def load(self, path: Path) -> LoadedFile:
-        """A file: from what was read ahead, if it is that one. Raises DamagedFile."""
+        """Load a file. It may have been read ahead. Raises DamagedFile."""
         ahead = self._ahead
         if ahead is None or ahead.identity != _identity(os.stat(path)):
             self._ahead = None
@@ -122,15 +122,15 @@ class BatchFileReader:
         self._in_thread(work)
 
     def finish(self) -> None:
-        """Wait for what is to be done."""
+        """Wait until all pending work is done."""
         if self._tasks is not None:
             done: SimpleQueue[None] = SimpleQueue()
             self._tasks.put(partial(done.put, None))
-            with contextlib.suppress(Empty):  # where threads have ended already, with the interpreter
+            with contextlib.suppress(Empty):  # if threads have ended already, with the interpreter
                 done.get(timeout=_MOST_SECONDS_TO_FINISH)
 
     def close(self) -> None:
-        """End the thread, after what is to be done. The reader can be used again."""
+        """End the thread, after its pending work. The reader can be used again."""
         self.finish()
         self.end()
 
@@ -172,7 +172,7 @@ def _work(tasks: SimpleQueue[Callable[[], None] | None]) -> None:
 
 
 def _identity(status: os.stat_result) -> tuple[int, ...]:
-    """A file by what it is: it may get another name."""
+    """The identity of a file, which does not depend on its name."""
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 

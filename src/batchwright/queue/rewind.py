@@ -1,4 +1,4 @@
-"""Going back in a split: files from a number on are read again, and made again where they were deleted."""
+"""Going back in a split. The files from a number on are read again, and made again if they were deleted."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ __all__ = ["rewind"]
 
 
 def rewind(folder: SplitFolder, number: int, consumer: QueueMember, *, can_be_made_again: bool) -> list[Claim]:
-    """Let `number` and all after it come, again where they came before. For the only reader of a split.
+    """Let `number` and all later files come, even if they came before. For the only reader of a split.
 
     Files before it are deleted; those that cannot be made again become claims of the caller, to be deleted later.
-    Nothing is done where another rank of the caller's run has begun: that one did it.
+    If another rank of the caller's run has begun, that rank did it already.
     """
     with folder.one_at_a_time():
         is_rank, ranks = consumer.facts.rank is not None, living_ranks(folder, consumer)

@@ -1,7 +1,7 @@
 """The schema of a queue's batches, and the check that each batch fits it.
 
-A provider's `build_meta()["batch_schema"]` names the fields. Shape [256] means arrays [batch_size, 256]. Nothing is
-cast: a batch has the dtypes and shapes of its schema, or it is refused by the name of the field.
+A provider's `build_meta()["batch_schema"]` names the fields. Shape [256] means arrays [batch_size, 256]. Values are
+never cast. A batch has the dtypes and shapes of its schema, or it is refused with the name of the field.
 """
 
 from __future__ import annotations
@@ -163,10 +163,10 @@ def _kind(value: Any) -> str:
 
 
 def checked(batch: Any, fields: tuple[BatchField, ...], batch_size: int, *, where: str) -> list[NDArray[Any]]:
-    """The batch's arrays in the order of the fields: native, C-contiguous, over the given memory where it can be.
+    """The batch's arrays in the order of the fields: native, C-contiguous, over the given memory if possible.
 
     A dict (or an Arrow RecordBatch or Table) of NumPy arrays, torch tensors, or Arrow arrays: numbers for shape [],
-    lists of one length or fixed shape tensors for others. `where` says which batch this is, for the SampleError.
+    lists of one length or fixed shape tensors for others. `where` names the batch for the SampleError.
     """
     if type(batch) is dict and len(batch) == len(fields):  # a good batch takes a few microseconds
         arrays = []
@@ -188,7 +188,7 @@ def checked(batch: Any, fields: tuple[BatchField, ...], batch_size: int, *, wher
 
 
 def _tensor_to_numpy(value: Any) -> NDArray[Any] | None:
-    """A torch tensor's own memory, or a copy from its device. None where NumPy has no such type."""
+    """A torch tensor's own memory, or a copy from its device. None if NumPy has no such type."""
     torch = sys.modules.get("torch")  # asked only if the program has loaded it itself
     if torch is None or not isinstance(value, torch.Tensor):
         return None
@@ -200,7 +200,7 @@ def _tensor_to_numpy(value: Any) -> NDArray[Any] | None:
 
 
 def _looked_at(batch: Any, fields: tuple[BatchField, ...], batch_size: int, where: str) -> list[NDArray[Any]]:
-    """As `checked`, of a batch that is not plainly right: each field is brought into form, or said to be wrong."""
+    """Check a batch that the fast check of `checked` does not pass. Each field is brought into form, or refused."""
     given = _columns(batch, where)
     names = [field.name for field in fields]
     problems: dict[str, str] = {}
@@ -258,7 +258,7 @@ def _fitting(given: Mapping[Any, Any], field: BatchField, batch_size: int) -> ND
 
 
 def _array(value: Any, name: str) -> NDArray[Any] | None:
-    """The value as an array. None where NumPy has no such type."""
+    """The value as an array. None if NumPy has no such type."""
     torch, pa = sys.modules.get("torch"), sys.modules.get("pyarrow")
     if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
         raise _Unfit("has masked values: a batch has a number everywhere")

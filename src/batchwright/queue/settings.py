@@ -1,4 +1,4 @@
-"""Settings that every provider has, and what each may be."""
+"""The settings of every provider, and their allowed values."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The stamp of a queue: the meta, source, settings, seed and raw files that its batches are made from.
+"""The stamp of a queue: the meta, source, settings, seed and raw files behind its batches.
 
-A comment, a docstring or a blank line is no change of the source. A setting counts if its name is a word of the source:
-a new learning rate is no change of the data.
+Comments, docstrings and blank lines do not change the source. A setting counts if its name is a word of the source, so
+a new learning rate does not change the data.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ _NOT_DATA = {
     *("batch_size", "batches_per_file", "val_batches", "max_backlog_files", "sleep_seconds"),
     *("verbose", "durable", "data_dir", "seed"),
 }
-"""These settings decide how much is made at a time, and when and where, and not the content of a row. (The seed is
+"""These settings decide the amount, time and place of production, not the content of a row. (The seed is
 compared by itself.)"""
 
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """What the batches of a queue are made from. Equal stamps have equal fingerprints, in every process."""
+    """The inputs of the batches of a queue. Equal stamps have equal fingerprints, in every process."""
 
     meta: dict[str, Any]
     source: dict[str, str]
-    """The code of each file (or class, where there is no file), without comments and docstrings."""
+    """The code of each file (or class, if there is no file), without comments and docstrings."""
     settings: dict[str, Any]
     seed: int
     inputs: dict[str, str] = field(default_factory=dict)
@@ -64,7 +64,7 @@ class Stamp:
 
 
 def stamp_of(provider: Any, meta: dict[str, Any], inputs: dict[str, str] | None = None) -> Stamp:
-    """What this provider makes its batches from. `meta` is plain, as `check_meta` returns it."""
+    """Return the stamp of a provider. `meta` is plain, as `check_meta` returns it."""
     source = _source_of(provider)
     is_mentioned = _words_of(source.values())
     settings = {
@@ -76,7 +76,7 @@ def stamp_of(provider: Any, meta: dict[str, Any], inputs: dict[str, str] | None 
 
 
 def _words_of(sources: Iterable[str]) -> Callable[[str], bool]:
-    """Whether a name is a word of the source. One that is put together counts: `train_stages`, of f"{split}_stages"."""
+    """Return a test for words of the source. Composed names count: `train_stages`, of f"{split}_stages"."""
     words = set(re.findall(r"\w+", "\n".join(sources)))
     starts = tuple(word for word in words if len(word) > 2 and word.endswith("_"))
     ends = tuple(word for word in words if len(word) > 2 and word.startswith("_"))
@@ -100,7 +100,7 @@ def normalised(code: str) -> str:
 
 
 class _WithoutDocstrings(ast.NodeTransformer):
-    """Drops every string that stands for itself; a block that was nothing else becomes `pass`."""
+    """Drops every string that is a statement of its own. A block that had no other statement becomes `pass`."""
 
     def generic_visit(self, node: ast.AST) -> ast.AST:
         blocks = [name for name in ("body", "orelse", "finalbody") if isinstance(getattr(node, name, None), list)]
@@ -136,12 +136,12 @@ def _source_of(provider: Any) -> dict[str, str]:
             found[f"{kind.__module__.replace('.', '/')}.py"] = normalised(_read(path))
     beside = folder / "prepare_streaming.py"
     if any(getattr(module, "__file__", None) == str(beside) for module in list(sys.modules.values())):
-        _add_file(beside, folder, found)  # where it only imports the class, it may still set something
+        _add_file(beside, folder, found)  # if it only imports the class, it may still set something
     return dict(sorted(found.items()))
 
 
 def _own_classes(kind: type) -> list[type]:
-    """The class and what it inherits, without DataProviderBase, what that inherits, and what is installed."""
+    """The class and its bases, without DataProviderBase, the bases of that, and installed classes."""
     base = next((each for each in kind.__mro__ if each.__name__ == "DataProviderBase"), object)
     return [kind, *(each for each in kind.__mro__[1:] if each not in base.__mro__ and is_users(each.__module__))]
 
@@ -154,9 +154,8 @@ def _text_of(kind: type) -> str:
 
 
 def _add_file(path: Path, folder: Path, found: dict[str, str], text: str | None = None) -> None:
-    """A file of the data folder, and those in the folder that its imports name: also what it imports when it runs.
-
-    Read from the code, not from what is loaded: that depends on what else this process did before.
+    """Add a file of the data folder, and the files in the folder that it imports, at import time or later.
+    The imports are read from the code. The loaded modules depend on the past of this process.
     """
     name = path.relative_to(folder).as_posix()
     if name in found:

@@ -1,4 +1,4 @@
-"""The status of a queue, read from outside: nothing is locked, taken or changed."""
+"""The status of a queue, read from outside, without locks or changes."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def find_queue(path: str | os.PathLike[str]) -> QueueFolder:
 
 
 def _is_queue(folder: Path) -> bool:
-    """By its meta, or, where that is lost or damaged, by the folders that only a queue has."""
+    """It is known by its meta, or, if that is lost or damaged, by the folders that only a queue has."""
     if all((folder / name).is_dir() for name in ("control", "who")):
         return True
     try:
@@ -81,7 +81,7 @@ def queue_status(path: str | os.PathLike[str], look_seconds: float = 0.3) -> Sta
     """The status of a queue, as JSON has it.
 
     It looks twice, `look_seconds` apart, to see which members move; a member that was silent for long is watched until
-    it should have moved. Ages are by this machine's clock, and only shown: nothing is decided by them.
+    it should have moved. Ages are by this machine's clock, and only shown. No decision depends on them.
     """
     queue = find_queue(path)
     meta = read_meta(queue.meta)
@@ -136,7 +136,7 @@ class _File:
 
 
 def _look_at(number: int | None, path: Path) -> _File | None:
-    """None where it went away meanwhile."""
+    """None if it was removed meanwhile."""
     facts, damage = None, None
     try:
         status = path.stat()
@@ -212,9 +212,10 @@ def _making(split: SplitFolder, number: int | None, maker: str, members: Mapping
 
 
 def production_rate(made: list[tuple[int, float]]) -> float | None:
-    """Files a second, from the numbers and times of those that are still there; None where too few are.
+    """Files a second, from the numbers and times of those that are still there; None if too few are.
 
-    Numbers in between are counted too: they were made, read and deleted. Made out of order, only what is there counts.
+    Numbers in between are counted too: they were made, read and deleted. If files were made out of order, only those
+    that exist count.
 
     >>> production_rate([(7, 100.0), (8, 102.0), (11, 108.0)]), production_rate([(7, 100.0)])
     (0.5, None)
@@ -230,7 +231,7 @@ def production_rate(made: list[tuple[int, float]]) -> float | None:
 
 
 def _rows_read(split: SplitFolder) -> tuple[int, int] | None:
-    """(rows of all files that were handed out, rows of a file); None where no file is claimed."""
+    """(rows of all files that were handed out, rows of a file); None if no file is claimed."""
     there = _listing(split)
     missing, rows_of_file = 0, 0
     for number, consumer in there.claimed.items():
@@ -270,7 +271,7 @@ def _members(queue: QueueFolder, liveness: Liveness, look_seconds: float) -> dic
 
 
 def _silent_seconds(queue: QueueFolder, facts: MemberFacts) -> float:
-    """Seconds since a member has written. By the clock, so it is a reason to look closer, and no more."""
+    """Seconds since a member has written, by the clock, so they are only a reason to look closer."""
     try:
         return _seconds_since((queue.who / facts.id).stat().st_mtime)
     except OSError:
@@ -310,7 +311,7 @@ def _member(
 
 
 def _by(member_id: str, members: Mapping[str, Status]) -> Status:
-    """The member of an id; if it has left no file, what its id says."""
+    """The member of an id. If it has left no file, only the facts in its id."""
     if member_id in members:
         return {name: members[member_id][name] for name in ("id", "role", "pid", "host", "state")}
     role, _, rest = member_id.partition("-")

@@ -1,4 +1,4 @@
-"""What the streams of a split have in common: their interface, their counts, and reading a file of the split."""
+"""The common part of the streams of a split: their interface, their counts, and reading a file of the split."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class BatchStream(Protocol):
     counts: StreamCounts
 
     def peek(self, num_rows: int | None) -> tuple[Arrays, Any]:
-        """The next rows, and what `move` needs. None: as many as the provider put into a batch."""
+        """The next rows, with the argument for `move`. None: as many as the provider put into a batch."""
 
     def move(self, taken: Any) -> None:
         """The rows that `peek` gave are handed out."""
@@ -41,13 +41,13 @@ class BatchStream(Protocol):
         """All rows that were handed out are used: they do not come again."""
 
     def position(self) -> tuple[Position, FileShape | None] | None:
-        """The place of the next row, and how its file is cut, where that is known. None: there is nothing to keep."""
+        """The place of the next row, and the cut of its file, if known. None if there is no position to keep."""
 
     def seek(self, position: Position, shape: FileShape | None, *, can_be_made_again: bool) -> None:
         """Go on at a place of files that are cut like this."""
 
     def release(self, *, record: bool) -> None:
-        """Give all files back: rows that are not recorded are there for others."""
+        """Give all files back. Rows that are not recorded are left to others."""
 
     def drop(self) -> None:
         """Close everything, without giving files back. Others find that their holder is gone."""
@@ -58,7 +58,7 @@ class BatchStream(Protocol):
 
 @dataclass
 class StreamCounts:
-    """What happened to a split, in this consumer."""
+    """The counts of events on a split, in this consumer."""
 
     batches: int = 0
     rows: int = 0
@@ -87,7 +87,7 @@ class SplitReader:
         self.counts: StreamCounts = StreamCounts()
 
     def load(self, path: Path, number: int | None, claim: Claim | None = None) -> LoadedFile | None:
-        """A file that was verified. None where it was damaged: it is in quarantine now."""
+        """A file that was verified. None if it was damaged: it is in quarantine now."""
         inode = path.stat().st_ino
         try:
             file = self.reader.load(path)
@@ -99,7 +99,7 @@ class SplitReader:
         return file
 
     def _check_identity(self, file: LoadedFile, number: int | None) -> None:
-        """That a file is the one that its name says, of the queue that this consumer was opened on."""
+        """Check that a file matches its name, and the queue that this consumer was opened on."""
         facts, folder = file.facts, self.folder
         name = file_in_words(folder.name, number)
         if (facts.split, facts.number) != (folder.name, number or 0):
@@ -114,7 +114,7 @@ class SplitReader:
             )
 
     def shape_at(self, place: Position) -> FileShape | None:
-        """How the file of a place is cut. Needed only inside of a file, which is then there."""
+        """The cut of the file at a place. Needed only inside a file, which then exists."""
         if not place.row:
             return None
         claimed = self.folder.claimed.glob(f"{digits_of(place.file)}.*{EXTENSION}")
@@ -135,7 +135,7 @@ class SplitReader:
 
 
 def check_shape(of_state: FileShape | None, of_file: FileShape, file: str) -> None:
-    """That a file is cut as a state counts: cut otherwise, it holds other rows."""
+    """Check that a file is cut as in a state. With another cut, its batches hold other rows."""
     if of_state is None or of_state == of_file:
         return
     parameter = "batches_per_file"
@@ -166,7 +166,7 @@ _readers_lock = threading.Lock()
 
 
 def replace_older(stream: _Replaceable) -> None:
-    """Let a stream go on for an older one of the same process, which ends: a notebook cell may run twice."""
+    """Let a stream replace an older one of the same process, which ends. A notebook cell may run twice."""
     if stream.is_replaced:
         raise QueueError(
             "a newer DatasetConsumer of this process reads this queue",

@@ -1,4 +1,4 @@
-"""Errors of the operating system, as errors of a queue: what they mean for it, and what to do."""
+"""Errors of the operating system as errors of a queue, with their meaning for it and a remedy."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def is_out_of_space(error: OSError) -> bool:
 
 @contextlib.contextmanager
 def clear_errors(queue: Path) -> Iterator[None]:
-    """In the block, an error of the system becomes one that says what it means for the queue."""
+    """Turn errors of the system, raised in the block, into errors that explain their meaning for the queue."""
     try:
         yield
     except BatchwrightError:
@@ -33,7 +33,7 @@ def clear_errors(queue: Path) -> Iterator[None]:
 
 
 def _in_words(error: OSError, queue: Path) -> BatchwrightError | None:
-    """None if the error has nothing to do with the queue."""
+    """Return the error in terms of the queue. None if it does not concern the queue."""
     if is_out_of_space(error):
         return OutOfSpaceError(
             f"no space left for the queue: {error.strerror}",

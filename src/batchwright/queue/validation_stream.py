@@ -1,4 +1,4 @@
-"""The stream of kept validation batches: every evaluation reads the same ones, from the first."""
+"""The stream of kept validation batches. Every evaluation reads the same batches, from the first."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ValidationStream:
         self._row = row
 
     def _loaded(self) -> LoadedFile:
-        """The file that this evaluation reads: the one that is there when it begins, else the one of the last."""
+        """The file that this evaluation reads: the one present at its start, else that of the last evaluation."""
         if self._file is not None and self._is_first:
             found = self._find()
             if isinstance(found, os.stat_result) and not _is_same(found, self._status):
@@ -50,7 +50,7 @@ class ValidationStream:
         return self._file
 
     def _load(self, found: os.stat_result) -> None:
-        """Take the file that is there now in place of the last one, if it can be read."""
+        """Take the current file in place of the last one, if it can be read."""
         with contextlib.suppress(FileNotFoundError):
             file = self.source.load(self.folder.kept_path, None)
             if file is not None:
@@ -66,7 +66,7 @@ class ValidationStream:
             return 0
 
     def begin_again(self) -> None:
-        """Begin the next evaluation, with the file that is there now."""
+        """Begin the next evaluation, with the current file."""
         self._row = 0
         self._is_first = True
 
@@ -91,5 +91,5 @@ class ValidationStream:
 
 
 def _is_same(found: os.stat_result, before: os.stat_result | None) -> bool:
-    """Whether two looks saw one file. By its time too: an inode number is given again."""
+    """Whether two looks saw one file. The time is compared too, because inode numbers are reused."""
     return before is not None and (found.st_ino, found.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)

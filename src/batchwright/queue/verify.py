@@ -27,7 +27,7 @@ class FileDamage:
     file: Path
     what: str
     moved_to: Path | None = None
-    """Where it was put aside, so that a provider makes it again."""
+    """The path where the file was put aside, so that a provider makes it again."""
 
 
 @dataclass
@@ -45,7 +45,7 @@ class Verified:
 def verify_queue(path: str | os.PathLike[str], *, quarantine: bool = False) -> Verified:
     """Check all files that wait, are claimed or kept. Others may work on the queue meanwhile.
 
-    `quarantine`: damaged files that wait are put aside, and asked for again. One that a consumer has is left to it.
+    `quarantine`: damaged files that wait are put aside, and requested again. One that a consumer has is left to it.
     """
     queue = find_queue(path)
     found = Verified(queue.path)
@@ -79,7 +79,7 @@ def verify_queue(path: str | os.PathLike[str], *, quarantine: bool = False) -> V
 
 
 def _meta_of(queue: QueueFolder, found: Verified) -> tuple[Meta | None, tuple[BatchField, ...] | None]:
-    """What the queue's meta says; what is wrong with it is a damage like any other."""
+    """Read the meta of the queue. Faults in it are reported like any other damage."""
     try:
         meta = read_meta(queue.meta)
         fields = None if meta is None else fields_of(meta.said)
@@ -104,7 +104,7 @@ def _check_counters(split: SplitFolder, found: Verified) -> None:
 
 
 def _files_of(split: SplitFolder) -> Iterator[tuple[int | None, Path, bool]]:
-    """(number, file, whether a consumer has it) of all files of a split; None for that of the kept batches."""
+    """Yield (number, file, whether a consumer has it) of a split's files. The number of the kept batches is None."""
     if split.kept_path.exists():
         yield None, split.kept_path, False
     for file in sorted(split.path.glob("*")):
@@ -120,7 +120,7 @@ def _files_of(split: SplitFolder) -> Iterator[tuple[int | None, Path, bool]]:
 def _mismatch(
     facts: FileFacts, split: str, number: int | None, meta: Meta | None, fields: tuple[BatchField, ...] | None
 ) -> str | None:
-    """How an undamaged file does not belong in its place."""
+    """The reason why an undamaged file does not belong in its place."""
     if (facts.split, facts.number) != (split, number or 0):
         return f"it is {facts.split} file {facts.number}, under the name of {file_in_words(split, number)}"
     if meta is None:

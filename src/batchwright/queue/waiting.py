@@ -1,4 +1,4 @@
-"""Waiting for a file that a provider makes: woken by changes, ended by a failed provider or by time."""
+"""Waiting for a file that a provider makes. Changes wake it; a failed provider or a timeout ends it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Waiter"]
 T = TypeVar("T")
 
 _LONGEST_LOOK_SECONDS = 0.5
-"""The death of a process wakes nobody: it is looked for this often."""
+"""The interval between checks for dead processes. The death of a process wakes no waiter."""
 _AFTER_A_FAILURE = (
     "mend it and start the provider again: batchwright prepare CONFIG --accept-change; this consumer then goes on"
 )
@@ -44,7 +44,7 @@ class Waiter:
             self._watch.wake()
 
     def until(self, look: Callable[[], T | int], what: str | None = None) -> T:
-        """What `look` finds; while it gives a number, that file is waited for, or `what`."""
+        """Wait until `look` finds a value, and return it. While it gives a number, that file is awaited, or `what`."""
         found = look()
         if not isinstance(found, int):
             return found

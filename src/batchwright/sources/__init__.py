@@ -1,4 +1,4 @@
-"""Rows of raw data: formats, compression, and the files that a source means."""
+"""Rows of raw data: formats, compression, and the files of a source."""
 
 from batchwright.sources import csv as csv
 from batchwright.sources import json as json

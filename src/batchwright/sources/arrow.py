@@ -1,7 +1,7 @@
 """Arrow IPC files (file and stream format, which HF datasets on disk are) as rows, mapped and not copied.
 
-A record batch of the file format belongs to the byte range where its share of the file begins: batch i of n of F bytes
-to the one that holds byte i*F//n. One of the stream format belongs to the range where its first byte is.
+A record batch of the file format belongs to the byte range where its share of the file begins. In a file of F bytes,
+batch i of n belongs to the range with byte i*F//n. A batch of the stream format belongs to the range of its first byte.
 """
 
 from __future__ import annotations

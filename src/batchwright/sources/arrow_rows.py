@@ -1,4 +1,4 @@
-"""Record batches as rows of Python values, a few megabytes at a time, with a fault for each row that has none."""
+"""Record batches as rows of Python values, a few megabytes at a time. A row without Python values becomes a fault."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def count_only(columns: Sequence[str] | None) -> bool:
 
 
 def needed_names(names: Sequence[str], columns: Sequence[str] | None) -> set[str] | None:
-    """Those of a table's columns that are needed; None (all of them) if one is missing, so that its error can name
-    what there is.
+    """The needed columns of a table. None (all columns) if one is missing, so that its error can name
+    the existing ones.
 
     >>> sorted(needed_names(["id", "text", "meta"], ["meta", "meta.title", "text"]))
     ['meta', 'text']
@@ -54,7 +54,7 @@ def faults_in_names(names: Sequence[str], num_rows: int) -> Malformed | None:
 
 
 def rows_of(batch: pa.RecordBatch, *, check: bool = False) -> Iterator[Row | Malformed]:
-    """The rows of a record batch as dicts. `check` validates every offset and character of what is mapped first."""
+    """The rows of a record batch as dicts. `check` first validates every offset and character of mapped data."""
     batch = _without_nanoseconds(batch)
     # `nbytes` follows the offsets inside a batch, which may lead anywhere before they were looked at.
     num_bytes = batch.get_total_buffer_size() if check else batch.nbytes
@@ -118,7 +118,7 @@ def _bad_byte(column: pa.Array) -> str:
 
 
 def _without_nanoseconds(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Nanoseconds as microseconds: otherwise it would depend on an installed pandas what a time is."""
+    """Convert nanoseconds to microseconds. Otherwise the type of a time would depend on an installed pandas."""
     for number, field in enumerate(batch.schema):
         kind = field.type
         if pa.types.is_timestamp(kind) and kind.unit == "ns":

@@ -1,6 +1,6 @@
 """The types that files give their columns, and rows of such files as typed columns again.
 
-Rows are Python values on their way through functions, and a Python number does not say that it was an int8.
+Rows are Python values on their way through functions, and a Python number does not keep its type, such as int8.
 """
 
 from __future__ import annotations

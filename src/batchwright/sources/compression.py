@@ -1,8 +1,8 @@
 """Open a raw file as its uncompressed bytes: gzip, zstd, lz4, bz2 and xz, by extension or by first bytes, streamed.
 
-Archives of several members (`cat a.gz b.gz`, pigz, pbzip2, zstd -T) are read to their end; what follows that is not a
-member is an error. A file that grows out of all proportion is refused: to more than 1 GiB, and more than 200 times what
-was read of it. gzip cannot exceed 1,032:1 and a bomb comes near that; text hardly exceeds 50:1.
+Archives of several members (`cat a.gz b.gz`, pigz, pbzip2, zstd -T) are read to their end. Other bytes after them are
+an error. A file that unpacks to more than 1 GiB, and to more than 200 times the bytes read of it, is refused. gzip
+cannot exceed 1,032:1 and a bomb comes near that; text hardly exceeds 50:1.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _SHORT = {".tgz": ".gz", ".tzst": ".zst", ".tlz4": ".lz4", ".tbz": ".bz2", ".tbz
 _BUFFER_BYTES = 64 << 10
 """Read at once. What a damaged archive still gives ends within this much of the damage."""
 _XZ_MEMORY_BYTES = 256 << 20
-"""What an xz file may ask for to be decompressed; `xz -9` asks for 65 MiB. (zstd has a limit of its own: 128 MiB.)"""
+"""The most memory for decompressing an xz file; `xz -9` asks for 65 MiB. (zstd has a limit of its own: 128 MiB.)"""
 _HEAD_BYTES = 16
 _FREE_BYTES = 1 << 30
-"""How much may come out of an archive before anyone asks how little went in."""
+"""The bytes that an archive may unpack to before its ratio is checked."""
 _MAX_EXPANSION = 200
 
 
@@ -83,7 +83,7 @@ _MAGIC = {
 
 
 def is_compressed(path: str) -> bool:
-    """By its name, or by its first bytes. False for a file that cannot be opened: the error comes when it is read."""
+    """Whether a file is compressed, by its name or its first bytes. False if it cannot be opened: reading it raises."""
     if compression_of(path):
         return True
     try:
@@ -103,7 +103,7 @@ def open_raw(path: Path) -> io.BufferedReader:
 
 
 class _Decompressed(io.RawIOBase):
-    """A decompressing stream as a plain one, with errors that name the file, and a limit on what comes out."""
+    """A decompressing stream as a plain one, with errors that name the file, and a limit on its output."""
 
     def __init__(self, path: Path, kind: str) -> None:
         self._path, self._kind = path, kind

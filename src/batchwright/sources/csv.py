@@ -1,4 +1,4 @@
-"""CSV and TSV: the first row names the columns, every value is text, and a bad row is located and passed over.
+"""CSV and TSV. The first row names the columns, every value is text, and a bad row is located and skipped.
 
 Quotes as in RFC 4180, read by Python's csv module in its strict mode: a quoted value may hold delimiters, line ends and
 doubled quotes. A row that cannot be read ends where a line ends and its quotes are balanced; if they never are, the
@@ -108,7 +108,7 @@ def _header_fault(names: list[str], line: int) -> Malformed | None:
 
 
 def _delimiter_fault(names: list[str], columns: Sequence[str] | None, delimiter: str) -> Malformed | None:
-    """A header of one column that another delimiter would cut, unless that column is the one that is wanted."""
+    """A header of one column that another delimiter would cut, unless that column is the wanted one."""
     is_wanted = columns is not None and (not columns or names[0] in columns)
     other = _other_delimiter(names[0], delimiter)
     if len(names) > 1 or is_wanted or other is None:
@@ -156,14 +156,14 @@ class _NulByte(Exception):
 
 
 class _Lines:
-    """Lines as the csv module wants them, and what it does not tell: where a record begins, and what it was."""
+    """Lines for the csv module. It also keeps the start and the text of a record, which the module does not report."""
 
     def __init__(self, stream: BufferedReader, delimiter: str, quotechar: str | None, max_row_bytes: int) -> None:
         self.stream, self.delimiter, self.quotechar, self.max_row_bytes = stream, delimiter, quotechar, max_row_bytes
         self.line = 0
         """Lines read so far."""
         self.raw: list[bytes] = []
-        """Those of the record that is being read."""
+        """The lines of the current record."""
         self.raw_bytes = 0
 
     def begin_record(self) -> None:

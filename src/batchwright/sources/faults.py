@@ -70,7 +70,7 @@ def failure_of(
 
 
 def _lines_before(path: str, start: int) -> int:
-    """Lines that begin before a byte of a file: the number, from 0, of the first line that begins at it or after it."""
+    """The number of lines that begin before a byte of a file, and so the number, from 0, of the line there."""
     lines, last = 0, b"\n"
     if start:
         with open(path, "rb") as file:

@@ -1,4 +1,4 @@
-"""Formats as plug-ins: functions that turn a line, a stream of bytes, or a file into rows (dicts).
+"""Formats as plug-ins. A format is a function that turns a line, a stream of bytes, or a file into rows (dicts).
 
 A format by line is a function of one line; its files are cut into byte ranges and read in parallel, and a bad line is
 located for it. A format by file is a function of a path, for libraries that seek. Any other format is a function of an
@@ -48,7 +48,7 @@ Row = dict[str, Any]
 MAX_ROW_BYTES = 128 << 20
 """Limit of one row, unless options={"max_row_bytes": ...} sets another: a row must fit in memory several times."""
 BOM = b"\xef\xbb\xbf"
-"""Some editors write it at the beginning of a file. It is no text."""
+"""Some editors write it at the start of a file. It is not text."""
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -62,16 +62,16 @@ class Malformed:
     rest: bool = False
     """The rest of the file is lost with it."""
     rows: int = 1
-    """How many rows this stands for: those after it keep their numbers."""
+    """The number of rows that this replaces. The rows after it keep their numbers."""
     remedy: str = ""
-    """What to do about it, if that is more than mending the row or the file."""
+    """The remedy, if it is more than mending the row or the file."""
     turn: int | None = None
     """The message of a conversation that is to blame."""
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """How files of one format become rows."""
+    """The reader of one format: it turns files into rows."""
 
     name: str
     extensions: tuple[str, ...]
@@ -125,14 +125,14 @@ class Format:
         return replace(self, options=dict(options))
 
     def with_unique_keys(self) -> Format:
-        """This format, where an object with a key twice is a fault unless the user said otherwise; if it can tell."""
+        """This format, with repeated keys as faults if it can detect them, unless the user chose otherwise."""
         if not self.asks_for("unique_keys"):
             return self
         return self.with_options({"unique_keys": True, **self.options})
 
     @property
     def max_row_bytes(self) -> int:
-        """What a line may have, in a format by line. Others are given the option, if they ask for it."""
+        """The limit of a line, in a format by line. Other formats get the option, if they ask for it."""
         return int(self.options.get(_LIMIT, MAX_ROW_BYTES))
 
     @property
@@ -164,8 +164,8 @@ def register_format(
     """Make a function the format `name` of files with these `extensions`: of an open stream, of a line (`by_line`), or
     of a path (`by_file`).
 
-    A ValueError that it raises means: this row is malformed, and why. It is given what it asks for by the names of
-    keyword-only parameters: `columns`, the names of the columns that are needed (None: all; for a path 'a.b' both that
+    A ValueError from it marks the row as malformed, and gives the reason. Its keyword-only parameters request arguments
+    by name: `columns`, the names of the columns that are needed (None: all; for a path 'a.b' both that
     name and 'a', and a file need not have both), so that others need not be read; and, for a format by file that can
     read a part, `start` and `stop`, a range of bytes (stop None is the end): ranges that tile a file must give each of
     its rows once, in order. Other keyword-only parameters are options that users choose.
@@ -185,7 +185,7 @@ def register_format(
 
 
 def format_for(path: str, named: str | None = None) -> Format:
-    """The format of a file: the one that was named, or the one its extension means.
+    """The format of a file: the named one, or the one of its extension.
 
     >>> format_for("a/b.jsonl.gz").name
     'jsonl'
@@ -224,7 +224,7 @@ def _unknown_extension(path: str, suffix: str) -> SourceError:
 
 
 def known_extensions() -> list[str]:
-    """Every extension that says a format, and those that say a compression. Installed packages are not asked.
+    """All extensions of formats and of compressions. Installed packages are not asked.
 
     >>> ".jsonl" in known_extensions(), ".gz" in known_extensions()
     (True, True)
@@ -233,7 +233,7 @@ def known_extensions() -> list[str]:
 
 
 def known_formats() -> list[Format]:
-    """Every format by name, those of installed packages too; warns of a package that cannot be loaded."""
+    """All formats by name, including those of installed packages. Warns of a package that cannot be loaded."""
     every = {kind.name: kind for kind in (*_formats.offered(), *_formats.known())}
     for line in (_formats.failures() or "").splitlines():
         warnings.warn(f"a format of an installed package cannot be loaded: {line}", RuntimeWarning, stacklevel=2)
@@ -290,7 +290,7 @@ _encode = msgspec.json.Encoder().encode
 
 @register_format("jsonl", extensions=(".jsonl", ".ndjson"), by_line=True, version="2")
 def parse_json(line: bytes, *, unique_keys: bool = False) -> Row | Malformed:
-    """One JSON object. Of a key that is given twice, the last value counts; with `unique_keys` it is a fault."""
+    """Parse one JSON object. The last value of a repeated key counts; with `unique_keys` a repeated key is a fault."""
     line = line.removeprefix(BOM)
     try:
         row = _decode(line)
@@ -307,10 +307,10 @@ def parse_json(line: bytes, *, unique_keys: bool = False) -> Row | Malformed:
 
 
 def _key_given_twice(line: bytes, row: Row) -> Malformed | None:
-    """Where an object of a line has a key twice: {"role": "user", "role": "assistant"} says two things.
+    """Find an object of a line with a repeated key, such as {"role": "user", "role": "assistant"}.
 
-    What was dropped had a colon. Decoding a line again, in Python, takes longer than reading it did: that is for lines
-    that have more colons than their row, or may hide one in an escape.
+    A dropped key had a colon. Decoding a line again, in Python, takes longer than reading it. Only lines that have more
+    colons than their row, or may hide one in an escape, are decoded again.
     """
     if line.count(b":") == _encode(row).count(b":") and b"\\u003" not in line:
         return None

@@ -1,6 +1,6 @@
 """JSON files: one array of objects, objects one after the other, or one object; each object is a row.
 
-Read a piece at a time, so that a large array needs no more memory than its largest object.
+Files are read in pieces, so that a large array needs no more memory than its largest object.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__: list[str] = []
 _PIECE_BYTES = 1 << 20
 _SPACE = re.compile(r"[ \t\n\r]*")
 _UNSURE = 16
-"""Characters at the end of what was read so far: a fault in them may only mean that a word goes on behind it."""
+"""The characters at the end of the text read so far. A fault in them may only be a word that is cut off."""
 
 
 @register_format("json", extensions=(".json",), version="1")
@@ -50,7 +50,7 @@ def _read_json(
 
 
 def _objects(text: _Text) -> Iterator[tuple[str, str]]:
-    """(place, JSON) of each value: those of an array, or those that follow one another."""
+    """Yield (place, JSON) of each value of an array, or of values one after the other."""
     is_array = text.take("[")
     while not text.is_at_end():
         if is_array and text.take("]"):
@@ -80,7 +80,7 @@ class _TooLong(Exception):
 
 
 class _Text:
-    """The text of a stream, of which only the piece that is being looked at is kept."""
+    """The text of a stream. Only the current piece is kept."""
 
     def __init__(self, stream: BufferedReader, max_row_bytes: int) -> None:
         self._stream, self._max_row_bytes = stream, max_row_bytes
@@ -122,12 +122,12 @@ class _Text:
                 raise ValueError(f"{self.place()}: nested too deeply") from None
             may_be_number = end == len(self._kept) and self._kept[-1] not in '}]"'
             if may_be_number and self._read_more():
-                continue  # which goes on
+                continue  # the value may continue in the next piece
             value, self._at = self._kept[self._at : end], end
             return value
 
     def _read_on_after(self, error: json.JSONDecodeError) -> None:
-        """Read more if the value may only be cut off; otherwise raise what is wrong with it, and where."""
+        """Read more if the value may only be cut off. Otherwise raise its fault, with the place."""
         may_go_on = error.msg.startswith("Unterminated string") or error.pos >= len(self._kept) - _UNSURE
         if may_go_on and self._read_more():
             return
@@ -136,17 +136,17 @@ class _Text:
         raise ValueError(f"{self.place()}: {what}") from None
 
     def place(self) -> str:
-        """The line, counted on from where it was asked for last: from the beginning it would take ever longer."""
+        """The current line, counted from the last request. Counting from the start would take ever longer."""
         self._line += self._kept.count("\n", self._counted, self._at)
         self._counted = self._at
         return f"line {self._line:,}"
 
     def byte_of(self, error: UnicodeDecodeError) -> int:
-        """Where in the file a bad byte is."""
+        """The offset of a bad byte in the file."""
         return self._bytes_read - len(error.object) + error.start
 
     def _read_more(self) -> bool:
-        """Keep what is not passed over, and as much again."""
+        """Keep the unread text, and read as much again."""
         num_kept = len(self._kept) - self._at
         if num_kept > self._max_row_bytes:
             raise _TooLong

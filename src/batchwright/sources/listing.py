@@ -1,6 +1,6 @@
 """The files of a source: a path, a folder, a glob, or a list of them, in the order of their path bytes.
 
-A folder that `datasets.Dataset.save_to_disk` wrote means the files that it lists, in its order.
+A folder written by `datasets.Dataset.save_to_disk` stands for the files that it lists, in its order.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class InputFile:
     """One raw file, with the size and time that show cheaply whether it changed."""
 
     path: str
-    """As the user named it."""
+    """The path as the user named it."""
     name: str
     """Relative to what all files of the source share, so that choices by name do not depend on where a corpus is."""
     num_bytes: int
@@ -82,7 +82,7 @@ def looks_like_paths(parts: Sequence[object], extensions: Sequence[str]) -> bool
         return True
     names = [str(part) for part in parts]
     unclear = [name for name in names if not _could_only_be_path(name, extensions)]
-    if len(unclear) > 10_000:  # nobody lists so many paths by hand, and looking for each takes time
+    if len(unclear) > 10_000:  # such a list was not written by hand, and looking for each path takes time
         return False
     by_existence = {_exists(name): name for name in unclear}
     if len(by_existence) == 2:
@@ -104,7 +104,7 @@ def _exists(name: str) -> bool:
 
 
 _Ranked = tuple[str, bytes]
-"""(path, what it is ordered by): its bytes, or those of its number in a dataset."""
+"""(path, sort key). The key is the bytes of the path, or of its number in a dataset."""
 
 
 def _expand(path: str | os.PathLike[str]) -> list[_Ranked]:

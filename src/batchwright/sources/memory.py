@@ -1,4 +1,4 @@
-"""Tables from memory as a source: kept as Arrow, never as a list of Python rows, and named by their content.
+"""Tables from memory as a source. They are kept as Arrow, never as a list of Python rows, and named by their content.
 
 Anything that offers Arrow's C stream (a pyarrow, polars or pandas table, a DuckDB result), and `datasets.Dataset`.
 pyarrow is imported with the first table, which takes long.
@@ -20,7 +20,7 @@ from batchwright.sources.formats import Malformed, Row
 __all__ = ["TableRows", "table_rows"]
 
 _PIECE_ROWS = 1024
-"""Rows that are hashed at once. Part of a table's fingerprint, and where it can be cut."""
+"""Rows that are hashed at once. This number is part of a table's fingerprint, and tables are cut at its multiples."""
 
 
 def table_rows(source: Any) -> TableRows | None:
@@ -36,7 +36,7 @@ def table_rows(source: Any) -> TableRows | None:
 
 
 def _is_table(source: Any) -> bool:
-    """Whether this is a table, and not a series, which is an iterable like others."""
+    """Whether this is a table. A series is not a table, but an iterable like others."""
     if hasattr(source, "columns") and hasattr(source, "to_dict"):  # a frame of pandas or polars
         return True
     is_arrow = hasattr(source, "__arrow_c_stream__") or hasattr(source, "__arrow_c_array__")
@@ -112,8 +112,8 @@ def _checked(table: Any) -> Any:
 class TableRows:
     """The rows of an Arrow table, or those that `indices` choose of it, in that order.
 
-    Travels to other processes as Arrow, and only its own rows do. Its fingerprint depends on what the rows are, not
-    on how the table was put together.
+    Only its own rows travel to other processes, as Arrow. Its fingerprint depends on the rows, not on the chunks of the
+    table.
     """
 
     def __init__(self, table: Any, indices: Any = None) -> None:
@@ -166,7 +166,7 @@ class TableRows:
                 yield from rows_of(batch)
 
     def table(self, numbers: Any = None) -> Any:
-        """The rows as an Arrow table; with `numbers`, those of them, in that order."""
+        """The rows as an Arrow table. With `numbers`, only the rows with these numbers, in their order."""
         from batchwright.sources.plain_arrow import take_rows
 
         chosen = self._indices

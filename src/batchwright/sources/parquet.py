@@ -1,7 +1,7 @@
 """Parquet files as rows: only the columns that are needed, a few megabytes at a time, a bad row group at a time.
 
-A row group belongs to the byte range where its share of the file begins: one that has b of B bytes of data before it,
-in a file of F bytes, to the one that holds byte b*F//B.
+A row group belongs to the byte range where its share of the file begins. In a file of F bytes, a row group with b of B
+bytes of data before it belongs to the range with byte b*F//B.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["read_parquet"]
 
 _BATCH_ROWS = 4096
 _BATCH_BYTES = 8 << 20
-"""Decoded at once, as far as the file says how large rows are."""
+"""Bytes decoded at once, by the size of rows in the file."""
 _DAMAGE = (pa.ArrowException, OSError)
 
 

@@ -1,4 +1,4 @@
-"""One layout in Arrow for equal values, so that they have equal bytes: what tables are hashed and sent as."""
+"""One Arrow layout for equal values, so that they have equal bytes. Tables are hashed and sent in it."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def _plain_column(column: pa.ChunkedArray, kind: pa.DataType) -> pa.Array:
         except pa.ArrowException:
             column = pa.chunked_array([pa.array(column.to_pylist(), kind)])
     joined = column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
-    # A copy of its own: a slice is written with what is around it, so that equal values would not be equal bytes.
+    # A copy of its own. A slice is written with the values around it, so equal values would not be equal bytes.
     return joined.take(pa.array(np.arange(len(joined))))
 
 

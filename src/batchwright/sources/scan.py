@@ -24,13 +24,13 @@ class Range:
     """Documents that lie end to end in a file."""
 
     start: int
-    """In tokens from the first id of the file, as all numbers here."""
+    """The first token, counted from the first id of the file, as all numbers here."""
     ends: NDArray[np.int64]
-    """Where each of the documents ends."""
+    """The end of each document."""
     first_row: int
     """The number of the first document in its file."""
     is_whole: bool
-    """False for a piece of a document that is too long for one range: it goes on in the next, under its number."""
+    """False for a piece of a document that is too long for one range. The next range continues it, under its number."""
     content: Any
     """The hash (xxh3, 128 bits) of the tokens, which more can be added to."""
 
@@ -61,7 +61,7 @@ class TokenScan:
     ) -> None:
         self.file, self.vocab_size, self.eos, self.eos_first = file, vocab_size, eos, eos_first
         self.content_hash, self.modified_ns = "", 0
-        """Of the whole file. Known when all ranges were taken."""
+        """Facts of the whole file, known when all ranges were taken."""
         self.begins_with_eos: bool = False
         self._advance = advance
         self._digest, self._hashed_bytes = xxhash.xxh3_128(), 0
@@ -91,7 +91,7 @@ class TokenScan:
             tokens = self._tokens(raw, begin, min(begin + tokens_at_once, stop))
             ends = self._ends(tokens, begin, start)
             done = 0
-            if len(ends) and not is_last:  # a cut may come to lie here: what was hashed up to here is kept
+            if len(ends) and not is_last:  # a cut may be made here: the hash up to here is kept
                 done = int(ends[-1]) - begin
                 content.update(tokens[:done].view(np.uint8).data)
                 at_border = content.copy()

@@ -1,4 +1,4 @@
-"""Arrow and Parquet as formats of sources. pyarrow is imported with the first file of them, which takes long."""
+"""Arrow and Parquet as formats of sources. The first such file imports pyarrow, which takes long."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""tar files in the layout of WebDataset: members of one key that follow each other are the columns of one row.
+"""tar files in the layout of WebDataset. Consecutive members with one key are the columns of one row.
 
-The key is a member's path up to the first dot of its name, the column is what follows: `shard/0001.txt` and
+The key is a member's path up to the first dot of its name, and the column is the rest: `shard/0001.txt` and
 `shard/0001.json` are {"__key__": "shard/0001", "txt": "...", "json": {...}}. Read as a stream, nothing is written to
 disk. A key that comes again later, after others, is another row. Python's tarfile takes a damaged header for the end of
 the archive; here that is an error.
@@ -55,7 +55,7 @@ def _read_tar(
 
 
 class _Damaged(Exception):
-    """A tar file that does not go on as it should."""
+    """A tar file with a damaged header, without an end, or with more data after its end."""
 
 
 class _Member(tarfile.TarInfo):
@@ -95,7 +95,7 @@ def _key_of(member: tarfile.TarInfo) -> tuple[str | None, str, Malformed | None]
 
 
 def _fault_of(member: tarfile.TarInfo) -> str | None:
-    """Why a member is not read, whatever it holds."""
+    """The reason why a member is not read, for any content."""
     try:
         member.name.encode("utf-8")
     except UnicodeEncodeError:
@@ -157,6 +157,6 @@ def _value(data: bytes, column: str) -> Any:
     if kind in _TEXT:
         return data.decode("utf-8-sig")
     if kind == "json":
-        text = data.decode("utf-8-sig")  # says where a bad byte is, which the JSON library does not
+        text = data.decode("utf-8-sig")  # names the place of a bad byte, which the JSON library does not
         return msgspec.json.decode(text)
     return data

@@ -1,4 +1,4 @@
-"""Files of token ids from other tools: their format, the type and the place of the ids, and the ends of documents.
+"""Files of token ids from other tools: their format, the type and place of the ids, and the ends of documents.
 
 The ids themselves are not read here. Every number of a header or index is compared with the size of its file before
 anything is allocated by it. An index takes eight bytes of memory for each document.
@@ -42,16 +42,16 @@ class TokenFile:
     """Bytes before the first id."""
     num_tokens: int
     ends: NDArray[np.int64] | None
-    """Where documents end, in tokens from the start of the file; None if an id ends a document, or nothing does."""
+    """The ends of documents, in tokens from the start of the file. None if an id ends a document, or none is known."""
     note: str = ""
-    """What the user should know of how it was read."""
+    """Notes for the user on the reading of the file."""
 
     @property
     def num_bytes(self) -> int:
         return self.offset + self.num_tokens * self.dtype.itemsize
 
 
-# Which files are meant
+# The files of a source
 
 
 def list_token_files(
@@ -59,8 +59,8 @@ def list_token_files(
 ) -> list[str]:
     """Absolute paths of the files that hold tokens, each once, in the order of their path bytes.
 
-    A folder means the token files in it (not below it), a glob what it matches. Of Megatron's two files, either one or
-    what their names share means the `.bin`.
+    A folder stands for the token files in it (not below it), a glob for its matches. Either of Megatron's two files, or
+    the common part of their names, stands for the `.bin`.
     """
     parts = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     if not parts:
@@ -192,7 +192,7 @@ def _open_bin(path: str, dtype: np.dtype[Any]) -> TokenFile:
 
 
 def _npy_header(path: str) -> tuple[np.dtype[Any], tuple[int, ...], int]:
-    """(dtype, shape, where the data starts) of a .npy file with one dimension, or two in C order."""
+    """(dtype, shape, offset of the data) of a .npy file with one dimension, or two in C order."""
     again = "np.save of a one-dimensional array of whole numbers"
     with open(path, "rb") as file:
         try:
@@ -295,7 +295,7 @@ def _open_megatron(path: str, dtype: np.dtype[Any]) -> TokenFile:
 
 
 def _megatron_header(index: str) -> tuple[np.dtype[Any], int, int]:
-    """(type of the ids, sequences, borders of documents) of an index that is as long as it says."""
+    """(type of the ids, sequences, borders of documents) of an index whose length matches its header."""
     with open(index, "rb") as file:
         head, size = file.read(_MEGATRON_HEADER.size), os.fstat(file.fileno()).st_size
     if len(head) < _MEGATRON_HEADER.size or not head.startswith(_MEGATRON_MAGIC):

@@ -1,8 +1,8 @@
-"""Cut a source into units of work, and read one: about 64 MB each, fixed before any worker starts.
+"""Cut a source into units of work, and read a unit. Units have about 64 MB, and are fixed before any worker starts.
 
 A unit is either several whole files, or a byte range of one file that can be cut (by line: its rows are the lines that
-*start* in the range), or some rows from memory. Cuts depend on names and sizes, and for large files on whether they are
-compressed: they are the same for any number of workers.
+*start* in the range), or some rows from memory. Cuts depend on names and sizes, and for large files on
+compression. They are the same for any number of workers.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def _ranges_of(span: Span, num_bytes: int, unit_bytes: int) -> Iterator[Unit]:
 
 
 def cut_rows(rows: Sequence[Any] | TableRows, rows_per_unit: int = _UNIT_ROWS) -> list[Unit]:
-    """Units over rows from memory; those of a table are cut by their size."""
+    """Units over rows from memory. The rows of a table are cut by size."""
     if isinstance(rows, TableRows):
         return [Unit((), num_bytes, part, first) for first, num_bytes, part in rows.parts(UNIT_BYTES)]
     units = []
@@ -135,7 +135,7 @@ def read_unit(unit: Unit, formats: Mapping[str, Format], columns: Sequence[str] 
             yield from _number(which, _rows_of_file(span, kind, columns))
             continue
         try:
-            # Only a file that is not compressed is cut: what its ranges begin with says nothing.
+            # Only uncompressed files are cut, and the first bytes of a range do not show a compression.
             is_range = span.start > 0 or span.stop is not None
             stream = open(span.path, "rb") if is_range else open_raw(Path(span.path))  # noqa: SIM115
         except (SourceError, OSError) as error:
@@ -175,7 +175,7 @@ def _rows_of_file(span: Span, kind: Format, columns: Sequence[str] | None) -> It
 
 
 def _keywords(kind: Format, columns: Sequence[str] | None) -> dict[str, Any]:
-    """Keywords for a format's function: those it asked for, and the user's options."""
+    """Keywords for a format's function: the requested ones, and the user's options."""
     options = dict(kind.read_options)
     if kind.asks_for("columns"):
         options["columns"] = columns
@@ -216,7 +216,7 @@ def _read_lines(which: int, span: Span, kind: Format, stream: BufferedReader) ->
             elif not line.isspace():
                 yield which, number, _parsed(parse, line)
             number += 1
-    except (SourceError, OSError) as error:  # what came before it is good
+    except (SourceError, OSError) as error:  # the rows before it are good
         is_empty = False
         yield which, number, _lost(error)
     if is_empty:
@@ -246,7 +246,7 @@ def _parsed(parse: Callable[[bytes], Row | Malformed], line: bytes) -> Row | Mal
 
 
 def _first_line_start(stream: BufferedReader, span: Span) -> int:
-    """Where the first line that starts in a range starts. The line before it is the range before's."""
+    """The offset of the first line that starts in a range. The line before it belongs to the range before."""
     if not span.start:
         return 0
     stream.seek(span.start - 1)
