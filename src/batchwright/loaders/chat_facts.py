@@ -22,7 +22,7 @@ _BLANKS = (" ", "\n", "\n\n", "\t", "  ", " \n")
 
 @dataclass(frozen=True, slots=True)
 class TemplateFacts:
-    """A template with a tokenizer. Where a store did not keep its tokenizer, there are no ids."""
+    """A template with a tokenizer. There are no ids if a store did not keep its tokenizer."""
 
     template: str
     tokenizer: str
@@ -45,7 +45,7 @@ class TemplateFacts:
 
 
 def facts_of(info: Mapping[str, Any], tokenizer: Any) -> TemplateFacts:
-    """From what a manifest (or `Chat.info`) says of the tokenizer, and the tokenizer."""
+    """The facts of a template, from the tokenizer and its entry in a manifest (or `Chat.info`)."""
     chat, name = info["chat"], str(info["name"])
     template, end_of_turn, tokens = str(chat["template"]), chat["end_of_turn"], chat["special_tokens"]
     vocab: dict[str, int] = getattr(tokenizer, "vocab", {})
@@ -78,7 +78,7 @@ def facts_of(info: Mapping[str, Any], tokenizer: Any) -> TemplateFacts:
 
 
 def _encoder_of(tokenizer: Any) -> Callable[[str], tuple[int, ...]] | None:
-    """Text -> ids; none for what the tokenizer does not know. None where a store did not keep the tokenizer."""
+    """A function from text to ids, empty for unknown text. None if a store did not keep the tokenizer."""
     if not hasattr(tokenizer, "encode_batch"):
         return None
     if not isinstance(tokenizer, JsonTokenizer):
@@ -94,7 +94,7 @@ def _encoder_of(tokenizer: Any) -> Callable[[str], tuple[int, ...]] | None:
 
 
 def _example_text(chat: Mapping[str, Any]) -> str:
-    """What the template makes of a plain conversation; nothing if it refuses every one."""
+    """A plain conversation rendered by the template; empty if it refuses all examples."""
     from batchwright.prepare.chat.render import ChatTemplate  # Jinja
 
     template = ChatTemplate(chat["template"], chat["source"], chat["special_tokens"], chat["args"])

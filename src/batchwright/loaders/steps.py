@@ -1,7 +1,7 @@
 """Planned steps: the rows of each global batch, by count or by a token budget, and the rank of each row.
 
-A step is planned from the lengths of its rows alone, so every rank plans the same steps without communication. No array
-is as long as the data.
+A step is planned from the lengths of its rows alone, so every rank plans the same steps without communication. Memory
+does not grow with the data.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ class Step:
 
     @property
     def real_positions(self) -> Numbers:
-        """Of all rows of the global batch that are data."""
+        """The positions of all data rows of the global batch."""
         if self.weight is None:
             return self.positions
         return self.positions[self.weight > 0]
 
     def told(self) -> dict[str, Any]:
-        """The metadata about its balance."""
+        """The metadata of the step about its balance."""
         if self.imbalance is None:
             return {}
         measured, bound = self.imbalance
@@ -65,7 +65,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Steps:
-    """The steps of a run that is cut one way, as one rank sees them."""
+    """The steps of a run with fixed batch settings, for one rank."""
 
     cut: AnyCut
     end: int | None
@@ -112,14 +112,14 @@ class Steps:
         """The step of these rows, filled up to `num_rows` and shared among ranks."""
         last = len(positions) - 1
         order, borders, imbalanced = self._shared(lengths, num_rows)
-        if not (counts := np.diff(borders)).all():  # a rank without a row gets one that only fills up
+        if not (counts := np.diff(borders)).all():  # a rank without rows gets a filling row
             order = np.insert(order, borders[:-1][counts == 0], num_rows)
             borders = np.concatenate([[0], np.cumsum(np.maximum(counts, 1))])
         weight: NDArray[np.float32] | None = None
         if (order > last).any():
             weight = (order <= last).astype(np.float32)
         return Step(
-            positions=positions[np.minimum(order, last)],  # what fills up repeats the last one
+            positions=positions[np.minimum(order, last)],  # filling rows repeat the last row
             weight=weight,
             borders=borders,
             mine=np.arange(borders[self.rank], borders[self.rank + 1]),

@@ -1,4 +1,4 @@
-"""Sharding of a global batch: the rows of each rank, contiguous by default, by any other rule as a plug-in.
+"""Sharding of a global batch: the rows of each rank. It is contiguous by default; plug-ins add other rules.
 
 A strategy is a function of three numbers: `f(num_rows, rank, world_size) -> row numbers of the batch`. All ranks'
 rows together must be exactly the batch, which is checked once for each batch size. The order of rows, states and plans
@@ -50,8 +50,8 @@ class Sharding:
         return self.strategy is _contiguous
 
     def share(self, num_rows: int, *, rank: int, world: int, uneven: bool = True) -> Share:
-        """Rows of a batch of `num_rows` that rank `rank` of `world` gets; equally many for all, unless `uneven`."""
-        if self.strategy is _contiguous:  # nothing to check: its ranges tile the batch
+        """Rows of a batch of `num_rows` that rank `rank` of `world` gets. All get equally many, unless `uneven`."""
+        if self.strategy is _contiguous:  # its ranges tile the batch without a check
             return contiguous_share(num_rows, rank=rank, world=world)
         shares = self._shares(num_rows, world)[0]
         if not uneven:
@@ -65,7 +65,7 @@ class Sharding:
         return self._shares(num_rows, world)[1][row]
 
     def describe(self, num_rows: int, world: int) -> str:
-        """The name; and for a strategy of the user's own what it does with a batch, which another of that name may not.
+        """The name. A user's strategy also gets a hash of its shares, as another one may have the same name.
 
         >>> sharding_of("contiguous").describe(8, 2)
         'contiguous'
@@ -131,7 +131,7 @@ class Sharding:
                 )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # By value, as functions travel to workers: a script can define its own strategy.
+        # By value, like functions for workers, because a script can define its own strategy.
         import cloudpickle
 
         return _unpacked, (self.name, cloudpickle.dumps(self.strategy))
@@ -150,7 +150,7 @@ _shardings: Registry[Sharding] = Registry("sharding", group="batchwright.shardin
 
 
 def register_sharding(name: str) -> Callable[[F], F]:
-    """Make a function `f(num_rows, rank, world_size) -> row numbers` a strategy: `sharding=name` then means it."""
+    """Make a function `f(num_rows, rank, world_size) -> row numbers` a strategy that `sharding=name` selects."""
 
     def register(strategy: F) -> F:
         _shardings.add(name, Sharding(name, strategy))
@@ -170,7 +170,7 @@ def _strided(num_rows: int, rank: int, world_size: int) -> range:
 
 
 def sharding_of(asked: Any) -> Sharding:
-    """What `sharding=` means: a name, a function, or one that was found before. None is contiguous.
+    """The meaning of `sharding=`: a name, a function, or a Sharding. None is contiguous.
 
     >>> sharding_of("strided").share(10, rank=1, world=3)
     range(1, 10, 3)
@@ -202,7 +202,7 @@ def row_numbers(share: Share) -> NDArray[np.int64]:
 
 
 def last_row(share: Share) -> int:
-    """The largest row number of a share; -1 where it has none.
+    """The largest row number of a share; -1 if it is empty.
 
     >>> last_row(range(4, 6)), last_row((6, 2)), last_row(())
     (5, 6, -1)
