@@ -47,7 +47,7 @@ class PoolLoader(TorchDataLoader):  # type: ignore[misc]
     dataset: _Turns
     _iterator: Any
     _kept_workers_at: Any
-    """The cursor at which kept workers are; None where nobody knows."""
+    """The cursor of persistent workers; None if unknown."""
 
     def __init__(self, source: StreamingMixedShardDataset, rows: int, is_even: bool, **options: Any) -> None:
         for name in ("batch_size", "shuffle", "sampler", "batch_sampler", "collate_fn"):

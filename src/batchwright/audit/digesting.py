@@ -46,9 +46,9 @@ class StepDigest:
 
     step: int
     position: int
-    """Of its first row."""
+    """The position of its first row."""
     row_hashes: NDArray[np.uint64]
-    """One for each row of the global batch: two for a preference pair."""
+    """A hash for each row of the global batch, two for a preference pair."""
     num_tokens: int
     """Of all rows, without padding."""
 

@@ -106,7 +106,7 @@ class DrillReport:
     kill_seed: int
     """The same seed kills in the same steps."""
     digest: str
-    """Of the uninterrupted run: what `batchwright digest` says of these steps."""
+    """The digest of the uninterrupted run, as `batchwright digest` prints it for these steps."""
     legs: tuple[LegResult, ...]
 
     @property

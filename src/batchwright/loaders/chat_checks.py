@@ -61,7 +61,7 @@ class ConversationRows:
     spans: dict[str, NDArray[Any]]
     """The fields of SPAN_DTYPE."""
     where: Callable[[int], Place]
-    """Where a conversation was read: file and row."""
+    """The file and row of a conversation."""
 
     def __len__(self) -> int:
         return len(self.borders) - 1
@@ -76,7 +76,7 @@ class CheckSettings:
     truncation: str = "drop"
     pad: int | None = None
     drops_are_meant: bool = False
-    """Whether the user said "drop": then it is not a fault, however many rows are dropped."""
+    """Whether the user said "drop". Then dropped rows are not a fault, even if they are many."""
 
 
 def findings_of(rows: ConversationRows, facts: TemplateFacts, settings: CheckSettings) -> list[Finding]:

@@ -32,16 +32,16 @@ class TemplateFacts:
     """Whether the template came with the tokenizer."""
     end_of_turn: str | None
     has_generation: bool
-    """Whether it says itself, by {% generation %}, what is generated."""
+    """Whether the template marks generated text by {% generation %}."""
     ends: frozenset[int]
     """Ids of the end of a text, and of a turn."""
     markers: Mapping[str, tuple[int, ...]]
-    """What the template writes around messages, such as "<|im_start|>", and the ids of each."""
+    """The markers that the template writes around messages, such as "<|im_start|>", and the ids of each."""
     special: frozenset[int] = frozenset()
     """Ids that come from template text alone."""
     bos: tuple[tuple[int, ...], ...] = ()
     blank: frozenset[int] = frozenset()
-    """Ids that are nothing but blanks."""
+    """Ids that are only blanks."""
 
 
 def facts_of(info: Mapping[str, Any], tokenizer: Any) -> TemplateFacts:

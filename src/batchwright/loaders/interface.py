@@ -91,7 +91,7 @@ class Batches(Protocol[B_co]):
     """One rank's batches of a run with fixed batch settings, as a function of their first position."""
 
     record: Record
-    """How the run cut batches, these included."""
+    """The record of the run's steps, these batches included."""
 
     def batches(self, position: int) -> Made[B_co]:
         """(batch, position after it) from a position to the end of the run."""
@@ -127,7 +127,7 @@ class Stream(ABC, Generic[B]):
 
     has_lengths: bool = False
     pad_to: Any = None
-    """How widths follow from lengths, as JSON. A state loads only if it is the same."""
+    """The rule from lengths to widths, as JSON. A state loads only if the rule is the same."""
 
     def lengths_at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Tokens of the rows at some positions."""

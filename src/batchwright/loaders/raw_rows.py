@@ -76,7 +76,7 @@ class SavedPlace(msgspec.Struct, kw_only=True):
     record: Annotated[int, msgspec.Meta(ge=0)]
     skip: Annotated[int, msgspec.Meta(ge=0)]
     start: int
-    """Where the range of the file begins."""
+    """The beginning of the range of the file."""
     first_record: Annotated[int, msgspec.Meta(ge=0)]
     check: str
 
@@ -170,9 +170,9 @@ class RawRow(msgspec.Struct):  # faster to create than other classes; there is o
     tokens: NDArray[Any]
     borders: NDArray[np.int64]
     origin: Place[Document]
-    """Where it begins."""
+    """The place at which the row begins."""
     following: Place[Document]
-    """Where reading must begin for the row after it."""
+    """The place at which reading must begin for the next row."""
 
 
 class RawRows:

@@ -50,7 +50,7 @@ class _Cursor:
 
     position: int = 0
     place: OnePlace = None
-    """Where reading must begin for `position`; None: at the beginning of its epoch."""
+    """The place at which reading must begin for `position`; None: the beginning of its epoch."""
     epoch_rows: int | None = None
 
 
@@ -157,9 +157,9 @@ class _Step(NamedTuple):
     after: int
     """The position after the step."""
     place: OnePlace
-    """Where reading must begin there; None: at the beginning of its epoch."""
+    """The place at which reading must begin after the step; None: the beginning of its epoch."""
     origins: list[Place[Document]]
-    """Where each row of the global batch begins."""
+    """The place at which each row of the global batch begins."""
 
 
 class _RawBatches(BlockBatches):

@@ -37,7 +37,7 @@ class Run:
     stream: Stream[Any]
     ranks: Ranks
     batch_size: int
-    """Rows of a batch over all ranks together; 0 where a budget says how large a batch is."""
+    """Rows of a batch over all ranks together; 0 with a token budget."""
     num_epochs: int | None
     """None never ends."""
     budget: Budget | None

@@ -46,7 +46,7 @@ class Step:
     after_in_block: int | None = None
     """With a budget: the number of batches before it in its block."""
     imbalance: tuple[float, float] | None = None
-    """Of a balanced step: (measured, lower bound), each the costliest rank's cost over the mean, less 1."""
+    """(measured, lower bound) of a balanced step, each the costliest rank's cost divided by the mean, minus 1."""
 
     @property
     def real_positions(self) -> Numbers:
@@ -80,7 +80,7 @@ class Steps:
     """None: batches are not balanced."""
     equal_counts: bool = True
     pad_to: Any = None
-    """How widths follow from lengths, as in states."""
+    """The rule from lengths to widths, as in states."""
 
     def is_over(self, position: int) -> bool:
         return self.cut.is_over(position, self.end)

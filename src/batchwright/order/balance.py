@@ -51,9 +51,9 @@ class Cost:
     """
 
     linear: float = 1.0
-    """The work that each token is alone: matrix products, the vocabulary."""
+    """The work of each token: matrix products, the vocabulary."""
     quadratic: float = 0.0
-    """The work that each pair of tokens is: attention."""
+    """The work of each pair of tokens: attention."""
 
     def __post_init__(self) -> None:
         for name, usual in (("linear", 1), ("quadratic", 0)):
@@ -105,9 +105,9 @@ class Balanced:
 
 class Imbalance(NamedTuple):
     measured: float
-    """What the rank with the most work has over the mean, minus 1. 0 is perfect; the others wait for that share."""
+    """The largest work of a rank divided by the mean, minus 1. 0 is perfect; other ranks wait for that share."""
     lower_bound: float
-    """No division of these rows can have less. It may be that none has as little."""
+    """No division of these rows can have less. The best division may have more."""
 
 
 def balance(costs: ArrayLike, world: int, *, equal_counts: bool = False) -> Balanced:

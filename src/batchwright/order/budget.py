@@ -180,7 +180,7 @@ class BudgetBatch(NamedTuple):
     """Of its rows, in ascending order, which are data."""
     lengths: Numbers
     num_rows: int
-    """With those that fill it up to a multiple of row_multiple."""
+    """The number of rows, with those that fill it up to a multiple of row_multiple."""
     after: int
     """The position after it."""
     after_in_block: int

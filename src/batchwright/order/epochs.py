@@ -87,7 +87,7 @@ class Epochs:
     eras: tuple[tuple[int, int | None], ...] = ((0, None),)
     """(from position, rows of each epoch from there on; None: no end). A later era begins where an epoch does."""
     limit: int | None = None
-    """The stream has no rows from this position on; None: it goes on for ever."""
+    """The stream has no rows from this position on; None: it never ends."""
     skips: Skips = field(default_factory=Skips)
 
     @classmethod
@@ -181,7 +181,7 @@ class _LiveEra(NamedTuple):
     start: int
     rows: int | None
     number: int
-    """Of the first epoch."""
+    """The number of the first epoch."""
 
 
 def _touched(span: tuple[int, int], start: int, rows: int, end: int) -> range:

@@ -27,13 +27,13 @@ class Mixing:
     """Numbers about one order of rows. Places are ranks: the i-th row of sequential reading has place i."""
 
     share_deviation: float
-    """How far a directory's share in some block is from its share in all, at most: 0 to 1."""
+    """The largest difference of a directory's share in a block from its share in all draws: 0 to 1."""
     correlation: float
-    """Of places in a block: the intraclass correlation. 1: a block has neighbours only; 0: as if drawn blindly."""
+    """The intraclass correlation of places in a block. 1: a block has neighbours only; 0: as if drawn at random."""
     autocorrelation: float
-    """Of the place of a draw with that of the next."""
+    """The correlation of the place of a draw with that of the next draw."""
     spread: float
-    """The part of all places that the middle nine tenths of a block cover, on average: about 0.9 if drawn blindly."""
+    """The part of all places that the middle nine tenths of a block cover, on average: about 0.9 if drawn at random."""
 
 
 @dataclass(frozen=True, slots=True)

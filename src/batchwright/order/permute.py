@@ -169,7 +169,7 @@ class _Known(NamedTuple):
     epoch: NDArray[np.int64]
     """The epoch whose permutation a slot has; -1 for none."""
     start: NDArray[np.int64]
-    """Where in `tables` a slot's table begins; -1 for a network."""
+    """The first index of a slot's table in `tables`; -1 for a network."""
     networks: U64
     """[n, a, b and the keys, slot]."""
     tables: NDArray[np.int16]

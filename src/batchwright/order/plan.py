@@ -41,11 +41,11 @@ class PlanSource:
     name: str
     split: str
     fingerprint: str
-    """Of the source's content: the same tokens give the same, wherever the store is."""
+    """The fingerprint of the source's content. The path of the store has no influence."""
     num_rows: int
     num_tokens: int
     row_tokens: int | None = None
-    """Tokens of this source's rows, where they are shorter than the plan's and padded."""
+    """Tokens of this source's rows, if they are shorter than the plan's and padded."""
     rows: tuple[tuple[str, Any], ...] = ()
     """How rows are made of whole documents (packing, truncation, loss); none: they are windows over all tokens."""
 
@@ -63,9 +63,9 @@ class Amendment:
     parent: str
     """Fingerprint of the plan that was amended."""
     weights: Segments = ()
-    """What replaces all weights from `at` on; none: they stay."""
+    """The weights that replace all weights from `at` on; none: no change."""
     add: tuple[PlanSource, ...] = ()
-    """Sources that join, and sources of the plan as they are after they grew."""
+    """Sources that join, and sources of the plan with their size after they grew."""
     skip: tuple[tuple[int, int], ...] = ()
     """(first, last) position, both skipped: they count as consumed, and are never given out."""
     max_epochs: tuple[tuple[str, int], ...] = ()
@@ -104,7 +104,7 @@ class Plan:
     shuffle: str
     sources: tuple[PlanSource, ...]
     segments: Segments = ((0, None),)
-    """The weights that were asked for from the beginning. Amendments replace what is to come of them."""
+    """The weights requested at the beginning. Amendments replace the later ones."""
     recut: bool = True
     epoch_end: str = "drop"
     num_rows: int | None = None
@@ -113,10 +113,10 @@ class Plan:
     pool: tuple[int, int] | None = None
     """(rows of a block, blocks of a window), where shuffle is "pool"."""
     by: str = "rows"
-    """What weights are shares of: "rows" or "tokens"."""
+    """The unit of weights: "rows" or "tokens"."""
     max_epochs: tuple[tuple[str, int], ...] = ()
     exhausted: str = "repeat"
-    """What happens where a source has given its epochs: see `MixedDataLoader`."""
+    """The behaviour at the end of a source's epochs: see `MixedDataLoader`."""
     lanes: tuple[int, int] | None = None
     """(lanes, rows that each gets in turn), where shuffle is "pool" and ranks read only their own windows."""
     pad: int | None = None
@@ -126,11 +126,11 @@ class Plan:
     """How runs cut it into batches. One on a loader's plan; as many as were recorded on a plan read from a file."""
     world_size: int = field(default=1, compare=False)
     sharding: ShardingLike | None = field(default=None, compare=False)
-    """Which rank got which rows of a batch, as `sharding_of` takes it; None is contiguous."""
+    """The sharding of a batch, as an argument of `sharding_of`; None is contiguous."""
     batch_tokens: int | None = field(default=None, compare=False)
     """Where the run cut batches by tokens: how many they may have. Which rows a step had, lengths say, not the plan."""
     places: tuple[tuple[str, str], ...] = field(default=(), compare=False)
-    """(source, path of the store in which it was found last): where to look first, not what is looked for."""
+    """(source, path of its store when it was last opened). It is only the first place to look."""
 
     @property
     def schedule(self) -> Segments:

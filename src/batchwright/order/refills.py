@@ -47,7 +47,7 @@ class PoolSize:
     entries: int
     threshold: int
     most_rows: int | None = None
-    """Rows that it may hold at all, whatever `entries` says; None: any number."""
+    """The largest number of rows that the pool may hold, regardless of `entries`; None: any number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +58,11 @@ class Refill:
     at: int
     """Entries of the lane that were drawn before it."""
     survivors: int
-    """Entries that were still there."""
+    """Entries that were left."""
     shards: range
-    """What is added, as places in the epoch's sequence."""
+    """The added shards, as places in the epoch's sequence."""
     first_row: int
-    """The rows that are added are rows [first_row, first_row + num_rows) of the lane."""
+    """The added rows are rows [first_row, first_row + num_rows) of the lane."""
     num_rows: int
 
 

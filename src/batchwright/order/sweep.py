@@ -37,11 +37,11 @@ class OrderChange(NamedTuple):
 
     at: int
     weights: Schedule | None = None
-    """What replaces all weights that were to come from here on; None: they stay."""
+    """The weights that replace all weights from here on; None: no change."""
     sizes: tuple[tuple[str, int], ...] = ()
     """Sources that join, and sources that have more rows now."""
     max_epochs: tuple[tuple[str, int], ...] = ()
-    """Caps that are set anew."""
+    """Caps that are replaced."""
     num_rows: int | None = None
 
     @property
@@ -123,7 +123,7 @@ class Sweep(NamedTuple):
     eras: tuple[tuple[int, int | None], ...]
     """(from position, rows of an epoch): as `Epochs` takes it."""
     limit: int | None
-    """The position at which nothing is left to give."""
+    """The position at which no row is left."""
 
 
 def sweep(
