@@ -50,7 +50,7 @@ class StepDigest:
     row_hashes: NDArray[np.uint64]
     """A hash for each row of the global batch, two for a preference pair."""
     num_tokens: int
-    """Of all rows, without padding."""
+    """The tokens of all rows, without padding."""
 
     @property
     def number(self) -> str:

@@ -50,7 +50,7 @@ _AHEAD_BYTES = 4 << 20
 """The same for work that a thread or process does ahead: fewer hand-overs."""
 
 Borders = list[tuple[int, int]]
-"""Of some steps: (position of the first row, position after the step)."""
+"""(position of the first row, position after the step) of some steps."""
 
 
 class Piece(NamedTuple):
@@ -93,7 +93,7 @@ class BlockFields(NamedTuple):
     loss: Any
     extra: dict[str, Any]
     widths: Any = None
-    """Of rows of samples: tokens of the batch that each one is in."""
+    """For rows of samples: the width in tokens of each row's batch."""
     seams: Any = None
 
 

@@ -45,7 +45,7 @@ class Finding:
     is_failure: bool
     headline: str
     examples: tuple[Place, ...] = ()
-    """Where the first ones are: file, line (from 1) or row (from 0), turn (the number of the message, from 0)."""
+    """The places of the first ones: file, line (from 1) or row (from 0), turn (the number of the message, from 0)."""
     remedy: str = ""
 
 

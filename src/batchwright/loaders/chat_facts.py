@@ -15,7 +15,7 @@ from batchwright.prepare.tokenizers import JsonTokenizer
 __all__ = ["TemplateFacts", "facts_of"]
 
 _MARKER = re.compile(r"<[|｜][^<>\s]{1,64}>|</?s>|<(?:bos|eos|pad)>|<(?:start|end)_of_\w{1,32}>|\[/?[A-Z_]{2,32}\]")
-"""What a template writes that looks like a token, and not like words or XML."""
+"""Template text that looks like a token, not like words or XML."""
 _BOS_NAMES = ("<s>", "<|begin_of_text|>", "<bos>", "<|startoftext|>", "<｜begin▁of▁sentence｜>")
 _BLANKS = (" ", "\n", "\n\n", "\t", "  ", " \n")
 

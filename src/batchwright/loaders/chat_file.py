@@ -48,7 +48,7 @@ class ChatFile:
         """Whether all rows were read."""
         self.prepared: list[Prepared] = []
         self.places: list[Place] = []
-        """Where each of them was read."""
+        """The place of each prepared row."""
         self.encoded: list[Encoded] = []
         self._faults: dict[str, list[tuple[Place, str, str]]] = {}
         """By kind: (where, reason, remedy) of rows that cannot be used."""

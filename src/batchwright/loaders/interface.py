@@ -33,7 +33,7 @@ else:  # type checkers need the default
 __all__ = ["B", "Batches", "DataLoader", "Made", "Making", "Record", "Stream", "UnkeptStream", "state_at"]
 
 Record = list[list[int]]
-"""How a run cut batches: [[from_step, from_position, rows_per_step], ...]."""
+"""The record of a run's steps: [[from_step, from_position, rows_per_step], ...]."""
 Made = Generator[tuple[B, int], None, None]
 """(batch, position after it), and so on."""
 

@@ -83,7 +83,7 @@ class Loader(DataLoader[B]):
         ranks = find_ranks(rank, world_size, asked["mesh"])
         self.this_run: Run = Run.of(stream, asked, ranks, SETTINGS["epochs"].checked(epochs))
         self.record: Record = self.this_run.first_record()
-        """How the run cut batches so far."""
+        """The record of the run's steps so far."""
         self._position = 0
         self._batches: Batches[B] | None = None
         self._made: Made[B] | None = None

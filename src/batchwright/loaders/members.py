@@ -31,7 +31,7 @@ class Member(NamedTuple):
     stream: TokenStream
     row_tokens: int
     rows: RowSpec | None = None
-    """How its rows are made of whole documents; None: they are windows over all of its tokens."""
+    """Its rows of whole documents; None: its rows are windows over all of its tokens."""
     pad: int | None = None
     """The token that fills up such rows."""
 

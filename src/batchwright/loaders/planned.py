@@ -18,7 +18,7 @@ from batchwright.order.budget import BLOCK_ROWS
 __all__ = ["PlannedBatches"]
 
 _BYTES_PER_TOKEN = 8 * 7
-"""Of all arrays of a batch together, as CountedBatches counts them."""
+"""The bytes of all arrays of a batch together, as CountedBatches counts them."""
 
 
 class PlannedBatches(FlowBatches):

@@ -51,7 +51,7 @@ _LEAST_BYTES = 16 << 20
 """Less data than this is read faster than a thread is worth."""
 _CACHED_ENOUGH = 0.98
 _MEMORY_SHARE = 0.8
-"""Of the memory that is free: the rest is for batches, and for what the program does meanwhile."""
+"""The share of free memory for reading ahead. The rest is for batches and for the program."""
 _POLL_SECONDS = 0.02
 _END_SECONDS = 1.0
 """To wait for the thread when the process ends, at most: it may be in a read of a slow disk."""

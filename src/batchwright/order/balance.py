@@ -39,7 +39,7 @@ _ONE_BY_ONE = 1024
 """Rows that are dealt one by one: this number of the largest, and at least this number of the smallest."""
 _MOST_SEARCHES = 512
 _LARGEST_COEFFICIENT = 1e200
-"""Of a cost: costs of any row stay finite."""
+"""The largest coefficient of a cost, so that costs of any row stay finite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +164,7 @@ class Balancing:
 
     cost: Cost = Cost()
     name: str = ""
-    """Of the user's own function."""
+    """The name of the user's function."""
     divide: Divide | None = None
 
     def __call__(self, costs: NDArray[Any], world: int, *, equal_counts: bool) -> Balanced:

@@ -108,11 +108,11 @@ class _Cut(NamedTuple):
     """One block's batches."""
 
     rows: list[Numbers]
-    """Of each batch, counted from the block's first."""
+    """The rows of each batch, counted from the block's first row."""
     borders: Numbers
-    """Rows before each batch, and of all."""
+    """The number of rows before each batch, and of all batches."""
     lengths: Numbers
-    """Of the block's rows."""
+    """The lengths of the block's rows."""
 
 
 class Blocks:
@@ -177,7 +177,7 @@ class BudgetBatch(NamedTuple):
     """The rows of one step."""
 
     positions: Numbers
-    """Of its rows, in ascending order, which are data."""
+    """The positions of its data rows, in ascending order."""
     lengths: Numbers
     num_rows: int
     """The number of rows, with those that fill it up to a multiple of row_multiple."""

@@ -55,7 +55,7 @@ class Permutation:
             raise ValueError(f"a permutation has 1 to 2^62 elements, got {n}")
         self.n = n
         self.table: NDArray[np.int16] | None = None
-        """Where each index goes, if there are few."""
+        """The image of each index, if n is small."""
         if n <= _LARGEST_TABLE:
             noise = mix64(np.arange(n, dtype=np.uint64), np.uint64(key))
             self.table = np.argsort(noise, kind="stable").astype(np.int16)

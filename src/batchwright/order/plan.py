@@ -47,7 +47,7 @@ class PlanSource:
     row_tokens: int | None = None
     """Tokens of this source's rows, if they are shorter than the plan's and padded."""
     rows: tuple[tuple[str, Any], ...] = ()
-    """How rows are made of whole documents (packing, truncation, loss); none: they are windows over all tokens."""
+    """The rules for rows of whole documents (packing, truncation, loss); none: rows are windows over all tokens."""
 
     def spec(self) -> dict[str, Any]:
         """The source as JSON, without default values."""
@@ -123,12 +123,12 @@ class Plan:
     """The token that fills up rows of sources with shorter ones."""
     amendments: tuple[Amendment, ...] = ()
     runs: tuple[Run, ...] = field(default=(), compare=False)
-    """How runs cut it into batches. One on a loader's plan; as many as were recorded on a plan read from a file."""
+    """The recorded steps of runs: one run on a loader's plan, all recorded runs on a plan read from a file."""
     world_size: int = field(default=1, compare=False)
     sharding: ShardingLike | None = field(default=None, compare=False)
     """The sharding of a batch, as an argument of `sharding_of`; None is contiguous."""
     batch_tokens: int | None = field(default=None, compare=False)
-    """Where the run cut batches by tokens: how many they may have. Which rows a step had, lengths say, not the plan."""
+    """The token budget, if the run cut batches by tokens. The rows of a step then follow from lengths, not the plan."""
     places: tuple[tuple[str, str], ...] = field(default=(), compare=False)
     """(source, path of its store when it was last opened). It is only the first place to look."""
 
@@ -404,7 +404,7 @@ _TYPES: dict[str, Any] = {
     "max_epochs": tuple[tuple[str, int], ...],
     "amendments": tuple[Amendment, ...],
 }
-"""Of the fields that JSON has in another form."""
+"""The types of the fields that JSON has in another form."""
 
 
 def _with_pairs(spec: Mapping[str, Any]) -> dict[str, Any]:

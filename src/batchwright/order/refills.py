@@ -96,7 +96,7 @@ class Refills:
         self.factor: int = factor
         self._shard = self._row = self._number = 0
         self._at = self._entries = self._held_rows = 0
-        """Where the last refill was, and how many entries there were after it, of how many rows."""
+        """The draw of the last refill, the entries in the pool after it, and their rows."""
 
     @property
     def is_limited(self) -> bool:

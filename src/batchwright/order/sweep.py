@@ -67,7 +67,7 @@ class MixLeg(NamedTuple):
     phase: int
     """The slot of the pattern with which the leg begins."""
     base: tuple[int, ...]
-    """What to add to how often the mix has drawn a source, to have the rows that it gave in all."""
+    """The rows to add to the draws of each source by the mix. The sum is all rows that the source gave."""
 
     @classmethod
     def begin(
