@@ -1,4 +1,4 @@
-"""What arguments may be, by name. The frameworks are for type checkers alone: nothing here imports one."""
+"""Types of arguments. Only type checkers need the frameworks; nothing here imports one."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ Data = str | os.PathLike[str] | Iterable[Any]
 
 
 class JaxDevice(Protocol):
-    """What jax.devices() lists: type checkers do not know their class."""
+    """A device that jax.devices() lists. Type checkers do not know its class."""
 
     @property
     def platform(self) -> str: ...

@@ -1,4 +1,4 @@
-"""Adapters of frameworks: the only code that imports them. Nothing here is imported until it is asked for."""
+"""Adapters of frameworks, the only code that imports them. A module here is imported on first use."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Batches that are converted one by one, on the thread that takes them.
 
-Until then they are NumPy arrays over memory that will be used again: a framework gets copies, never that memory.
+Until then they are NumPy arrays over memory that will be reused. A framework gets copies, never that memory.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class ConvertedBlocks(NumpyBlocks, ABC):
 
     @abstractmethod
     def copies(self, arrays: list[NDArray[Any]]) -> list[Any]:
-        """The framework's arrays with the content of these, and none of their memory."""
+        """Copies of arrays as the framework's arrays. They share no memory with the originals."""
 
     @abstractmethod
     def ones(self, mask: NDArray[Any]) -> Any:
@@ -54,7 +54,7 @@ class ConvertedBlocks(NumpyBlocks, ABC):
     def _converted(self, batch: TrainingBatch) -> TrainingBatch:
         fields = batch._arrays()
         own = {
-            id(value): value  # each array once, though two fields may have it
+            id(value): value  # each array once, even if two fields have it
             for value in fields.values()
             if isinstance(value, np.ndarray) and id(value) not in self._constant
         }
@@ -65,7 +65,7 @@ class ConvertedBlocks(NumpyBlocks, ABC):
 
 
 def _without_tokens(metadata: Any) -> Any:
-    """The parts of metadata without the block's tokens: their memory is free as soon as they are copied."""
+    """The parts of metadata without the block's tokens, so that their memory is free after the copy."""
     if not isinstance(metadata, tuple):
         return metadata
     return tuple(

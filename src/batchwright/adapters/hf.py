@@ -4,7 +4,7 @@
     feed(trainer, loader)
     trainer.train(resume_from_checkpoint=True)
 
-Without this, the Trainer shards an IterableDataset once more, and resumes by reading and dropping what it had seen.
+Without this, the Trainer shards an IterableDataset once more, and resumes by reading and dropping all earlier batches.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ _KEY = "batchwright.loader"
 def feed(trainer: Any, loader: Loader[Any], **options: Any) -> None:
     """Let a Trainer train on a loader's batches, and keep the loader's state in its checkpoints.
 
-    Works for any subclass of Trainer. The loader's rank, its global batch size and its epochs are what counts; workers
-    and pinned memory are those of TrainingArguments, or torch's DataLoader options given here.
+    Works for any subclass of Trainer. The rank, the global batch size and the epochs are the loader's. Workers and
+    pinned memory are set in TrainingArguments, or by torch's DataLoader options given here.
 
-    The run is one pass that is counted in steps: max_steps must be set. A resumed run reads nothing twice, seeks in
-    O(1), and accumulates gradients over the edge of an epoch as the uninterrupted one did.
+    The run is one pass that is counted in steps, so max_steps must be set. A resumed run reads nothing twice, seeks in
+    O(1), and accumulates gradients across the end of an epoch like the uninterrupted run.
 
     The model gets `dict(batch)`, which keeps packed samples apart.
     """
@@ -78,13 +78,13 @@ def feed(trainer: Any, loader: Loader[Any], **options: Any) -> None:
         "collate_fn": dict,
     } | options
     batches = WholeRun(loader.torch().loader(**options))
-    arguments.ignore_data_skip = True  # the state says where to go on
-    trainer.get_train_dataloader = lambda: batches  # not prepared by accelerate: that would cut a share of our share
+    arguments.ignore_data_skip = True  # the state has the position
+    trainer.get_train_dataloader = lambda: batches  # not prepared by accelerate: that would shard our share again
     trainer.add_callback(LoaderState(loader))
 
 
 def _check_samples(loader: Loader[Any]) -> None:
-    """Refuse rows of samples that a Trainer would not learn as their masks say."""
+    """Refuse rows of samples whose masks a Trainer would ignore."""
     if not isinstance(loader.stream, StoreStream):
         return
     flow = loader.stream.flow
@@ -115,8 +115,8 @@ def _check_samples(loader: Loader[Any]) -> None:
 class WholeRun:
     """Every batch from the cursor to the end of the run, over all epochs, as one pass without a length.
 
-    A Trainer that knows the length of an epoch ends its last accumulation early there, and after a resume inside the
-    epoch it no longer knows where that is.
+    A Trainer that knows the length of an epoch ends the last accumulation early at the end of the epoch. After a resume
+    inside the epoch it does not know the end any more.
     """
 
     def __init__(self, batches: Any) -> None:
@@ -129,7 +129,7 @@ class WholeRun:
 
 
 class LoaderState(TrainerCallback):  # type: ignore[misc]
-    """Keeps the loader's state in the Trainer's own: it is written to trainer_state.json with every checkpoint."""
+    """A callback that keeps the loader's state in the Trainer's state, so every trainer_state.json has it."""
 
     def __init__(self, loader: Loader[Any]) -> None:
         self.loader = loader
@@ -148,7 +148,7 @@ class LoaderState(TrainerCallback):  # type: ignore[misc]
             )
 
     def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        """Runs before a checkpoint of this step is written, and after the batches of this step were read."""
+        """Note the state after the batches of this step were read, and before a checkpoint of this step is written."""
         state.stateful_callbacks[_KEY] = self.loader.state_dict()
         epoch_rows = self.loader.plan.epoch_rows
         if epoch_rows:

@@ -1,7 +1,7 @@
-"""JAX at the edge: each batch as JAX arrays on the default device.
+"""The adapter of JAX. Each batch becomes JAX arrays on the default device.
 
-On a CPU, device_put takes over NumPy memory that is aligned to 64 bytes, without a copy. So it gets memory of its own,
-aligned and of JAX's type, into which the tokens are copied once; nothing else ever holds it.
+On a CPU, device_put takes over NumPy memory that is aligned to 64 bytes, without a copy. So the tokens are copied once
+into new memory, aligned and of JAX's type. Nothing else ever holds that memory.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ def _own_copy(array: NDArray[Any]) -> NDArray[Any]:
 
 
 def numbers(arrays: Mapping[K, NDArray[Any]], device: Any | None = None) -> dict[K, Any]:
-    """Arrays as JAX has them: where x64 is off, those of 64 bits have 32. Integers that do not fit are refused."""
+    """Arrays as JAX arrays. If x64 is off, 64-bit types become 32-bit. Integers that do not fit are refused."""
     for name, array in arrays.items():
         _check_range(name, array)
     return dict(zip(arrays, jax.device_put([_own_copy(array) for array in arrays.values()], device), strict=True))
 
 
 def handed(arrays: dict[str, NDArray[Any]], device: Any | None) -> dict[str, Any]:
-    """A queue's batch, copied to a device (`jax.devices()[0]`, "cpu", "gpu:1") or as a sharding lays it out."""
+    """A queue's batch, copied to a device (`jax.devices()[0]`, "cpu", "gpu:1") or laid out by a sharding."""
     return numbers(arrays, _named(device) if isinstance(device, str) else device)
 
 
@@ -104,12 +104,12 @@ def picked(array: Any, rows: NDArray[np.int64]) -> Any:
 
 
 def copied(array: Any, device: Any, non_blocking: bool) -> Any:
-    """An array on a device, or laid out by a sharding. JAX itself waits for copies where it must."""
+    """An array on a device, or laid out by a sharding. JAX itself waits for copies if necessary."""
     return jax.device_put(array, device)
 
 
 def is_shared(mask: Any) -> bool:
-    """Whether a mask is made anew where it goes. JAX arrays cannot be written into: they go as they are."""
+    """Whether a mask must be made anew on its device. JAX arrays are immutable, so they are not."""
     return False
 
 

@@ -1,4 +1,4 @@
-"""MLX at the edge: each batch as mx.arrays, made on the thread that takes it. (Lazy ones fail on another thread.)"""
+"""The adapter of MLX. Batches become mx.arrays on the thread that takes them. (Lazy ones fail on another thread.)"""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ class MlxBlocks(ConvertedBlocks):
     """Batches of mx.arrays."""
 
     def copies(self, arrays: list[NDArray[Any]]) -> list[Any]:
-        return [mx.array(array) for array in arrays]  # always a copy, and at once; asarray and from_dlpack may share
+        return [mx.array(array) for array in arrays]  # always an immediate copy; asarray and from_dlpack may share
 
     def ones(self, mask: NDArray[Any]) -> Any:
         key = (mask.shape, mask.dtype)
         if key not in self._ones:
             self._ones[key] = mx.array(mask)
-        return copy(self._ones[key])  # the same memory, but writing into it makes it another batch's no longer
+        return copy(self._ones[key])  # the same memory until it is written to, then separate
 
 
 def numbers(arrays: Mapping[K, NDArray[Any]]) -> dict[K, Any]:
-    """Arrays as MLX has them, copied: float64 is float32, all others are what they were."""
+    """Copies of arrays as MLX arrays. float64 becomes float32; other types are kept."""
     return {name: mx.array(array) for name, array in arrays.items()}
 
 
 def handed(arrays: dict[str, NDArray[Any]], device: Any | None) -> dict[str, Any]:
-    """A queue's batch, copied. There is no device to name."""
+    """Copy a queue's batch. MLX has no device argument."""
     if device is not None:
         raise SpecError(
             f"device={device!r}: MLX arrays are on every device already", parameter="device", remedy="device=None"
@@ -65,7 +65,7 @@ def copied(array: Any, device: Any, non_blocking: bool) -> Any:
 
 
 def is_shared(mask: Any) -> bool:
-    """Whether a mask is made anew where it goes. Each batch has its own: they go as they are."""
+    """Whether a mask must be made anew on its device. Each batch has its own masks, so they are not."""
     return False
 
 

@@ -1,4 +1,4 @@
-"""torch at the edge: blocks as tensors, and a loader as a dataset for torch's DataLoader and torchdata's."""
+"""The adapter of torch: blocks as tensors, and a loader as a dataset for the DataLoaders of torch and torchdata."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ K = TypeVar("K")
 
 
 class TorchBlocks:
-    """Blocks as tensors that share their memory: the adapter of torch, as loaders.blocks.NumpyBlocks is NumPy's."""
+    """Blocks as tensors that share the blocks' memory. It corresponds to loaders.blocks.NumpyBlocks."""
 
     masks_are_writable = True
 
@@ -65,15 +65,15 @@ class TorchBlocks:
         block.extra = {name: torch.from_numpy(array) for name, array in block.extra.items()}
 
     def small(self, array: Any) -> Any:
-        """An array of one batch alone."""
+        """Convert an array that belongs to one batch only."""
         return torch.from_numpy(array)
 
     def hand_over(self, batches: Any) -> Any:
-        """Batches are of tensors already."""
+        """Return the batches unchanged. They already consist of tensors."""
         return batches
 
     def masks(self, rows: int, tokens: int) -> tuple[Any, Any]:
-        """(attention_mask, loss_mask) of ones, shared by all batches until somebody writes into one."""
+        """(attention_mask, loss_mask) of ones, shared by all batches until one is written to."""
         return _ones("attention_mask", rows, tokens, _CPU), _ones("loss_mask", rows, tokens, _CPU)
 
 
@@ -85,16 +85,16 @@ _mask_versions: dict[int, tuple[Any, int]] = {}
 
 
 def shared_ones(field: str, like: Any) -> Any:
-    """A mask of ones with the shape of `like`, where and as it lies: one for all batches.
+    """A mask of ones with the shape, device and layout of `like`, shared by all batches.
 
-    It is handed out until somebody writes into it, which torch counts, and then never again.
+    It is handed out until it is written to. torch counts writes, so a changed mask is never handed out again.
     """
     rows, tokens = like.shape
     return _ones(field, rows, tokens, like.device, like.device.type == "cpu" and like.is_pinned())
 
 
 def is_shared(mask: Any) -> bool:
-    """Whether a mask is one of the shared ones, as it was made."""
+    """Whether a mask is one of the shared masks and unchanged."""
     known, version = _mask_versions.get(id(mask), (None, 0))
     return known is not None and known is mask and mask._version == version
 
@@ -106,8 +106,8 @@ def _ones(field: str, rows: int, tokens: int, device: torch.device, pinned: bool
         if len(_masks) >= _MOST_MASKS:
             _masks.clear()
             _mask_versions.clear()
-        # Made with everything said: a program may have set another default device, dtype or mode. And made whole
-        # before it is used: `to` waits here, so that any stream may read it.
+        # All arguments are explicit, because a program may have set another default device, dtype or mode. `to` waits
+        # for the copy, so that any stream may read the mask.
         with torch.inference_mode(False):
             mask = torch.ones(rows, tokens, dtype=_MASK_TYPES[field], device=_CPU)
             mask = mask.pin_memory() if pinned else mask.to(device)
@@ -117,10 +117,10 @@ def _ones(field: str, rows: int, tokens: int, device: torch.device, pinned: bool
 
 
 def numbers(arrays: Mapping[K, NDArray[Any]], *, share: bool = False) -> dict[K, Any]:
-    """Tensors of the same types over the arrays' memory; over a copy, where an array may only be read.
+    """Tensors of the same types over the arrays' memory. A read-only array is copied.
 
-    `share`: over that memory too, unless it is a file's. torch knows no tensors that may only be read: nobody must
-    write into these.
+    With `share`, read-only memory is shared too, unless it is a file's. torch has no read-only tensors, so these must
+    not be written to.
     """
     return {name: torch.from_numpy(_writable(array, share)) for name, array in arrays.items()}
 
@@ -128,7 +128,7 @@ def numbers(arrays: Mapping[K, NDArray[Any]], *, share: bool = False) -> dict[K,
 def _writable(array: NDArray[Any], share: bool) -> NDArray[Any]:
     if array.flags.writeable:
         return array
-    is_memory = isinstance(array.base, np.ndarray) and array.base.flags.writeable  # a write to a mapped file kills
+    is_memory = isinstance(array.base, np.ndarray) and array.base.flags.writeable  # a write to a mapped file crashes
     return np.asarray(_SameMemory(array)) if share and is_memory else array.copy()
 
 
@@ -143,29 +143,29 @@ def picked(tensor: Any, rows: NDArray[np.int64]) -> Any:
 
 
 class _SameMemory:
-    """An array's memory without the mark that it may only be read, of which torch would warn at every call."""
+    """An array's memory without its read-only mark, for which torch would warn at every call."""
 
     def __init__(self, array: NDArray[Any]) -> None:
-        self._array = array  # held as long as the memory is used
+        self._array = array  # keeps the memory alive
         interface = array.__array_interface__
         self.__array_interface__ = {**interface, "data": (interface["data"][0], False)}
 
 
 def pinned(tensor: Any) -> Any:
-    """A tensor in page-locked memory. Copied by this thread alone.
+    """A tensor in page-locked memory, copied by this thread alone.
 
-    torch's own copy wakes its thread pool, and on a busy host a thread that wakes late stalls the step: waits of 7 ms
-    were seen in one batch of five on a machine with 16 cores, against 0.4 ms at most for one thread.
+    torch's own copy wakes its thread pool. On a busy host, a thread that wakes late stalls the step: waits of 7 ms
+    were seen in one batch of five on a machine with 16 cores, against 0.4 ms at most with one thread.
     """
     if tensor.is_cuda or not torch.cuda.is_available():
-        return tensor.pin_memory()  # says what is wrong
+        return tensor.pin_memory()  # raises torch's own error
     locked = torch.empty(tensor.shape, dtype=tensor.dtype, device=_CPU, pin_memory=True)
     np.copyto(locked.numpy(), tensor.detach().numpy())
     return locked
 
 
 def copied(tensor: Any, device: Any, non_blocking: bool) -> Any:
-    """A tensor on a device. The memory that it is copied from stays as it is until the copy is done."""
+    """A tensor on a device. Its source memory is not reused until the copy is done."""
     if not non_blocking or tensor.device.type != "cpu":
         return tensor.to(device, non_blocking=non_blocking)
     target = torch.device(device)
@@ -183,9 +183,9 @@ _in_flight_lock = threading.Lock()
 
 
 def _hold_until_copied(tensor: Any, device: torch.device) -> None:
-    """Refer to a tensor, or several, until the copies queued so far are done: no block returns to its pool before.
+    """Keep a tensor, or several, referenced until the queued copies are done. No block returns to its pool before that.
 
-    CUDA takes what it needs of ordinary memory before a copy call returns, on most machines; it does not promise to.
+    On most machines CUDA has read ordinary memory before a copy call returns, but it does not guarantee this.
     """
     done = torch.cuda.Event()
     done.record(torch.cuda.current_stream(device))
@@ -201,8 +201,8 @@ def _hold_until_copied(tensor: Any, device: torch.device) -> None:
 def handed(arrays: dict[str, NDArray[Any]], device: Any | None) -> dict[str, Any]:
     """A batch's arrays as tensors on a device: on a CPU, over the same memory.
 
-    On CUDA they are copied from page-locked memory, and this does not wait for the copies. The arrays' memory stays
-    referred to until they are done: torch itself watches only over what it has pinned as whole tensors, and these are
+    On CUDA they are copied from page-locked memory, without waiting for the copies. The arrays' memory stays referenced
+    until the copies are done, because torch itself only tracks memory that it pinned as whole tensors, and these are
     parts of a file.
     """
     target = _target(device)
@@ -224,10 +224,10 @@ def memory_for(device: Any | None) -> Callable[[int], NDArray[np.uint8]] | None:
 
 def _page_locked(num_bytes: int) -> NDArray[np.uint8]:
     locked: NDArray[np.uint8] = torch.empty(num_bytes, dtype=torch.uint8, device=_CPU, pin_memory=True).numpy()
-    return locked  # torch keeps it for the next file when nothing refers to it any more
+    return locked  # when it is not referenced any more, torch keeps it for the next file
 
 
-@lru_cache(maxsize=64)  # asked for at every batch
+@lru_cache(maxsize=64)  # called for every batch
 def _target(device: Any | None) -> torch.device:
     if device is None:
         return _CPU
@@ -255,15 +255,15 @@ _STATE_WORDS_AT = 24
 def generator(seed: int) -> Any:
     """torch's random generator for CPUs, from all 64 bits of a key.
 
-    torch's own `manual_seed` uses the lower 32 alone: among 100,000 keys two would then be the same more often than
-    not. So the state is filled from the whole key, as NumPy does it for the same generator.
+    torch's own `manual_seed` uses the lower 32 bits alone. Among 100,000 keys, two equal ones would then be more likely
+    than not. So the state is filled from the whole key, as NumPy does it for the same generator.
     """
     made = torch.Generator(device="cpu").manual_seed(seed)
     state = made.get_state()
     words = state.numpy()[_STATE_WORDS_AT:][: 8 * _NUM_STATE_WORDS].view(np.uint64)
     assert words[0] == seed % (1 << 32), "this torch keeps the state of its generator otherwise"
     words[:] = np.random.SeedSequence(seed).generate_state(_NUM_STATE_WORDS, np.uint32)
-    words[0] = 0x80000000  # never all zeros, from which the generator would not get away
+    words[0] = 0x80000000  # never all zeros, a state that the generator could not leave
     return made.set_state(state)
 
 
@@ -273,8 +273,8 @@ def generator(seed: int) -> Any:
 class TorchBatches(IterableDataset):  # type: ignore[misc]
     """A loader's batches as a dataset: `torch.utils.data.DataLoader(ds, batch_size=None, num_workers=k)`.
 
-    Worker w of k computes whole steps w, w + k, ..., and torch asks the workers in turn, so the stream is the loader's
-    own whatever k is. One pass goes from the loader's cursor to the end of its epoch.
+    Worker w of k computes whole steps w, w + k, ..., and torch asks the workers in turn. So the stream is the loader's
+    for any k. One pass goes from the loader's cursor to the end of its epoch.
 
     ds.loader(num_workers=k)                 a DataLoader that moves the cursor and has its state: use this one
     DataLoader(ds, batch_size=None)          moves the cursor too
@@ -297,14 +297,14 @@ class TorchBatches(IterableDataset):  # type: ignore[misc]
             return self.source.follow(self._as_tensors)
         if not self._passes:
             self.source = self.source.twin("torch", alone=True)
-        else:  # a worker that is kept for the next pass
+        else:  # a persistent worker in a later pass
             self.source.go_to(_after_pass(self.source), self.source.record)
             self._taken = 0
         self._passes += 1
         return self._turns(info.id, info.num_workers)
 
     def _as_tensors(self) -> Iterator[Any]:
-        """A pass of a loader whose own batches are other arrays."""
+        """A pass of a loader of another framework, with batches converted to tensors."""
         twin = self.source.twin("torch")
         yield from twin.get_iterator()
         self.source.learn_from(twin)
@@ -315,13 +315,13 @@ class TorchBatches(IterableDataset):  # type: ignore[misc]
             yield batch
 
     def __len__(self) -> int:
-        """Batches of an epoch, at most."""
+        """The maximal number of batches of an epoch."""
         source = self.source
         len(source)  # raises TypeError for an endless one, as torch's datasets do
         return source.this_run.cut(source.batch_size, source.record).most_steps_of_epoch(source.position)
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next pass read this epoch. Where the cursor is inside it already, it stays."""
+        """Let the next pass read this epoch. The cursor does not move if it is already inside the epoch."""
         source = self.source
         run, record = source.this_run, source.record
         here, _ = run.begin(source.position, record)
@@ -333,7 +333,7 @@ class TorchBatches(IterableDataset):  # type: ignore[misc]
         source.seek(step=step)
 
     def state_dict(self) -> dict[str, Any]:
-        """For torchdata's StatefulDataLoader, which keeps one such state per worker."""
+        """The state for torchdata's StatefulDataLoader, which keeps one for each worker."""
         return {"loader": self.source.state_dict(), "taken": self._taken}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -341,7 +341,7 @@ class TorchBatches(IterableDataset):  # type: ignore[misc]
         self._taken, self._passes = int(state["taken"]), 0
 
     def loader(self, num_workers: int = 0, **options: Any) -> FollowingDataLoader:
-        """A torch DataLoader over this dataset whose `state_dict()` follows what was handed over.
+        """A torch DataLoader over this dataset whose `state_dict()` follows the handed over batches.
 
         `options` are torch's: pin_memory, prefetch_factor, persistent_workers, multiprocessing_context, ...
         """
@@ -351,11 +351,11 @@ class TorchBatches(IterableDataset):  # type: ignore[misc]
                 parameter="in_order",
                 remedy="leave in_order= out",
             )
-        # torch draws a seed for workers whenever a pass begins. Drawn from the program's own random numbers, a run that
-        # resumes inside an epoch would have drawn once more than one that was not interrupted: other dropout.
+        # torch draws a seed for workers whenever a pass begins. If it came from the program's random numbers, a run
+        # that resumes inside an epoch would draw once more than an uninterrupted run, and its dropout would differ.
         own = torch.Generator(torch.get_default_device()).manual_seed(torch.initial_seed())
         options.setdefault("generator", own)
-        options.setdefault("collate_fn", _as_it_is)  # torch's own would copy each batch, item by item
+        options.setdefault("collate_fn", _as_it_is)  # torch's default would copy each batch, item by item
         return FollowingDataLoader(self, batch_size=None, num_workers=num_workers, **options)
 
 
@@ -364,7 +364,7 @@ def _as_it_is(batch: Any) -> Any:
 
 
 class FollowingDataLoader(TorchDataLoader):  # type: ignore[misc]
-    """A torch DataLoader that moves the loader's cursor as batches come out of it, with any number of workers."""
+    """A torch DataLoader that moves the loader's cursor with each batch, for any number of workers."""
 
     dataset: TorchBatches
     _iterator: Any
@@ -376,8 +376,8 @@ class FollowingDataLoader(TorchDataLoader):  # type: ignore[misc]
             return super().__iter__()  # type: ignore[no-any-return]  # the loader's own iterator, and its cursor
         _check_ranks(source)
         if source.begin_pass()[1]:
-            return source.get_iterator()  # nothing, or the error that says so
-        # Kept workers go on with the next epoch by themselves. Where the cursor went elsewhere, others are started.
+            return source.get_iterator()  # empty, or an error
+        # Persistent workers continue with the next epoch by themselves. If the cursor has jumped, new ones are started.
         return source.follow(self._begin)
 
     def _begin(self) -> Iterator[Any]:
@@ -390,7 +390,7 @@ class FollowingDataLoader(TorchDataLoader):  # type: ignore[misc]
         return batches  # type: ignore[no-any-return]
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the loader is: after the last batch that this handed over, whatever the workers have made since."""
+        """The loader's state after the last batch handed over. Batches that workers made ahead do not count."""
         return self.dataset.source.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -398,7 +398,7 @@ class FollowingDataLoader(TorchDataLoader):  # type: ignore[misc]
 
 
 def _check_ranks(loader: Loader[Any]) -> None:
-    """Refuse a loader that was opened before its process knew of other ranks: each would get every row.
+    """Refuse a loader that was opened before its process knew of other ranks. Each rank would get every row.
 
     Trainers that start their ranks themselves (Lightning) do so after a program has opened its loader.
     """
@@ -418,10 +418,10 @@ def _check_ranks(loader: Loader[Any]) -> None:
 
 
 def _place_of(loader: Loader[Any]) -> dict[str, Any]:
-    """A loader's state, without what follows from the position."""
+    """A loader's state, without the entries that follow from the position."""
     return {name: value for name, value in loader.state_dict().items() if name != "batch_in_block"}
 
 
 def _after_pass(loader: Loader[Any]) -> int:
-    """Where the pass after the one that begins at the cursor begins."""
+    """The position of the pass after the one that begins at the cursor."""
     return loader.this_run.after_pass(loader.position, loader.record)

@@ -1,4 +1,4 @@
-"""A mixed stream in torch's DataLoader: batches of tensors, and a cursor that follows what was handed over."""
+"""A mixed stream in torch's DataLoader: batches of tensors, and a cursor that follows the handed over batches."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["PoolLoader"]
 
 
 class _Turns(IterableDataset):  # type: ignore[misc]
-    """The turns of a worker: (lane, rows, columns). One with a lane of -1 says that memory ended them."""
+    """The turns of a worker: (lane, rows, columns). A lane of -1 means that memory ended the turns."""
 
     def __init__(self, source: StreamingMixedShardDataset, rows: int, is_even: bool) -> None:
         self.source, self.rows, self.is_even = source, rows, is_even
@@ -41,13 +41,13 @@ class _Turns(IterableDataset):  # type: ignore[misc]
 class PoolLoader(TorchDataLoader):  # type: ignore[misc]
     """A torch DataLoader over a mixed stream that moves the dataset's cursor, with any number of workers.
 
-    One pass goes from the cursor to the end of the epoch; the next reads the next one.
+    One pass goes from the cursor to the end of the epoch; the next pass reads the next epoch.
     """
 
     dataset: _Turns
     _iterator: Any
     _kept_workers_at: Any
-    """The cursor at which kept workers are; None where nobody knows."""
+    """The cursor of persistent workers; None if unknown."""
 
     def __init__(self, source: StreamingMixedShardDataset, rows: int, is_even: bool, **options: Any) -> None:
         for name in ("batch_size", "shuffle", "sampler", "batch_sampler", "collate_fn"):
@@ -83,17 +83,17 @@ class PoolLoader(TorchDataLoader):  # type: ignore[misc]
         turns, passes = self.dataset, self.dataset.source.passes
         passes.begin(turns.rows, turns.is_even, workers=self.num_workers)
         if self._kept_workers_at != passes.run.cursor:
-            self._iterator = None  # kept workers go on with the next epoch; where the cursor went elsewhere, others do
+            self._iterator = None  # persistent workers continue with the next epoch, unless the cursor has jumped
         batches, is_at_end = super().__iter__(), False
         self._kept_workers_at = None
-        # Left to the collector, workers would keep their pools for as long as somebody holds the error that ended them.
+        # Without this, workers would keep their pools as long as the error that ended them is referenced.
         end_workers = getattr(batches, "_shutdown_workers", lambda: None)
         try:
             is_at_end = yield from passes.follow(batches)
         finally:
             if is_at_end:
                 self._kept_workers_at = passes.run.cursor.copy()
-            else:  # in mid-epoch workers are ahead of the cursor, and nobody knows how far
+            else:  # inside an epoch, workers are ahead of the cursor by an unknown number of batches
                 self._iterator = None
                 end_workers()
 
@@ -103,7 +103,7 @@ class PoolLoader(TorchDataLoader):  # type: ignore[misc]
         return turns.source.num_batches(turns.rows, drop_last=turns.is_even, num_workers=self.num_workers)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the stream is: after the last batch that this handed over, whatever the workers have drawn since."""
+        """The stream's state after the last batch handed over. Rows that workers drew ahead do not count."""
         return self.dataset.source.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -1,3 +1,3 @@
-"""Look at a run from outside: trace a step to its documents, digest what was read, drill a restart."""
+"""Inspect a run from outside: trace a step to its documents, digest its rows, drill a restart."""
 
 __all__: list[str] = []

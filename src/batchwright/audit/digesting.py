@@ -1,12 +1,12 @@
 """Digests: one number for the rows of some steps of a run, the same on any machine, ranks, workers and framework.
 
-Each row of the global batch is hashed by itself (xxh3, 64 bits, over its input ids as little-endian int64), and the
-number is the hash of these hashes in the order of positions. So ranks can hash their own rows and join the hashes, a
-range that is cut into other batches has the same number, and options that only change targets or masks do not matter.
-Rows that only fill up the last batch of an epoch are left out.
+Each row of the global batch is hashed separately (xxh3, 64 bits, over its input ids as little-endian int64). The number
+is the hash of these hashes in the order of positions. So ranks can hash their own rows and join the hashes. A range
+that is cut into other batches has the same number, and options that only change targets or masks do not matter. Rows
+that only fill up the last batch of an epoch are left out.
 
-Of rows that are made of whole documents (packed text, conversations), the hash is over input ids, targets and loss
-mask, without padding: the mask is part of what such a row is, and the width of its batch is not.
+For rows of whole documents (packed text, conversations), the hash is over input ids, targets and loss mask, without
+padding. The mask is part of such a row; the width of its batch is not.
 
 Store, plan and steps are enough to compute it, before or after the run:
 
@@ -46,11 +46,11 @@ class StepDigest:
 
     step: int
     position: int
-    """Of its first row."""
+    """The position of its first row."""
     row_hashes: NDArray[np.uint64]
-    """One for each row of the global batch: two for a preference pair."""
+    """A hash for each row of the global batch, two for a preference pair."""
     num_tokens: int
-    """Of all rows, without padding."""
+    """The tokens of all rows, without padding."""
 
     @property
     def number(self) -> str:
@@ -58,12 +58,12 @@ class StepDigest:
 
 
 def digest(store: StoreLike, plan: PlanLike, first_step: int, last_step: int, *, batch_size: int | None = None) -> str:
-    """One number for the rows of these steps: the same on any machine, for any ranks, workers and framework.
+    """One number for the rows of these steps, the same on any machine, for any ranks, workers and framework.
 
     digest("corpus.store", plan, 0, 99)   as printed by `batchwright digest --steps 0-99`
 
     The steps go from `first_step` to `last_step`, both included. `store` is any store that the plan reads.
-    `plan` is a plan, its fingerprint or file, a state, or a loader. `batch_size` is needed where the plan has none.
+    `plan` is a plan, its fingerprint or file, a state, or a loader. `batch_size` is needed if the plan has none.
     """
     return combine(step.row_hashes for step in digest_steps(store, plan, first_step, last_step, batch_size=batch_size))
 
@@ -91,7 +91,7 @@ def row_hashes(input_ids: Any) -> NDArray[np.uint64]:
 def sample_hashes(batch: Any) -> NDArray[np.uint64]:
     """A hash for each row of a batch whose rows are whole documents: input ids, targets and loss mask, without padding.
 
-    Of a preference pair, both sides have one.
+    A preference pair has two hashes, one for each side.
     """
     is_real = np.asarray(batch.attention_mask) > 0
     ids, targets = (np.asarray(array).astype("<i8") for array in (batch.input_ids, batch.targets))

@@ -1,14 +1,14 @@
-"""Prove on your own plan that nothing is lost, doubled or changed: real processes, killed with SIGKILL, restarted.
+"""Prove on your own plan that nothing is lost, doubled or changed, with real processes, killed with SIGKILL.
 
-First one process reads the steps without a break. Then the same steps are read again in legs: each leg starts its ranks
-as processes of their own, from the last checkpoint, with another number of ranks and workers than the leg before; at a
-random step all ranks are killed with signal 9, in the middle of what they do, and the next leg begins. Every row that
-any rank of any leg was handed (tokens, targets, masks, position, weight; of whole documents also where each begins) and
+First one process reads the steps without a break. Then the same steps are read again in legs. Each leg starts its ranks
+as separate processes, from the last checkpoint, with other numbers of ranks and workers than the leg before. At a
+random step all ranks are killed with signal 9, in the middle of their work, and the next leg begins. Every row that any
+rank of any leg was handed (tokens, targets, masks, position, weight; for whole documents also their first tokens) and
 every state are compared with the uninterrupted run.
 
-Ranks go in step with each other, as the gradient exchange of a training job makes them: a step is over when every rank
-has it, and a checkpoint is the state after a step, as JSON. Steps after the last checkpoint are read twice, as they
-would be in a real job, and must be the same twice.
+Ranks run in lockstep, as in a training job with gradient exchange. A step is over when every rank has it, and a
+checkpoint is the state after a step, as JSON. Steps after the last checkpoint are read twice, as in a real job, and
+must be the same twice.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _MOST_WAIT_SECONDS = 0.003
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Leg:
-    """How a part of the drilled run is read."""
+    """The ranks, workers and prefetching for a part of the drilled run."""
 
     ranks: int
     workers: int = 0
@@ -106,7 +106,7 @@ class DrillReport:
     kill_seed: int
     """The same seed kills in the same steps."""
     digest: str
-    """Of the uninterrupted run: what `batchwright digest` says of these steps."""
+    """The digest of the uninterrupted run, as `batchwright digest` prints it for these steps."""
     legs: tuple[LegResult, ...]
 
     @property
@@ -135,7 +135,7 @@ OpenRank = Callable[[Opening], Loader[TrainingBatch]]
 
 
 class _DrilledStream(StoreStream):
-    """Stores no plan: a drill is not a run."""
+    """A stream that stores no plan, because a drill is not a run."""
 
     def keep(self, plan: Plan) -> Self:
         return self
@@ -143,7 +143,7 @@ class _DrilledStream(StoreStream):
 
 class _DrilledLoader(Loader[TrainingBatch]):
     def _warn_of_dropped_rows(self) -> None:
-        """Nobody trains on what a drill reads."""
+        """Log nothing, because a drill does not train."""
 
 
 def open_rank(opening: Opening) -> Loader[TrainingBatch]:
@@ -152,7 +152,7 @@ def open_rank(opening: Opening) -> Loader[TrainingBatch]:
     stores = [Store(path, version=version) for path, version in opening.stores]
     fields = padding = None
     if _has_samples(opening.plan):
-        # As wide as the longest row: a rank that looked at its own rows alone would be found.
+        # As wide as the longest row, so that a rank that looks at its own rows alone is detected.
         fields, padding = Fields(position_ids=True, segment_ids=True).with_defaults(False), Padding("longest")
     flow = open_flow(streams_for_plan(stores, opening.plan), opening.plan, fields, padding)
     return _DrilledLoader(
@@ -201,11 +201,11 @@ def drill(
     """Read `steps` steps of a plan without a break, then in legs that are killed, and compare.
 
     `store` is any store that the plan reads. `plan` is a plan, its fingerprint or file, a state, or a loader;
-    `batch_size` is needed where it has none. The steps begin at `first_step`. `legs` are by default those of
-    `legs_over()`; a checkpoint comes every `checkpoint_every` steps, and `kill_seed` chooses where ranks are killed. A
-    leg never has more ranks than a batch has rows. `timeout_seconds` is how long a rank may take to open, or for a
-    step. `on_leg` gets each leg when it is over. `open_loader` runs in the rank's process: give your own to drill a
-    loader that you wrap.
+    `batch_size` is needed if it has none. The steps begin at `first_step`. `legs` are by default those of
+    `legs_over()`. A checkpoint comes every `checkpoint_every` steps, and `kill_seed` selects the steps in which ranks
+    are killed. A leg never has more ranks than a batch has rows. `timeout_seconds` is the time limit for opening a rank
+    and for a step. `on_leg` is called with each finished leg. `open_loader` runs in the rank's process; pass your own
+    to drill a wrapped loader.
     """
     found = find_plan(store, plan, batch_size=batch_size)
     rows = batch_size or found.steps[-1][2]
@@ -337,7 +337,7 @@ def _differences(true: _Record, records: list[_Record], ranks: int) -> Iterator[
 
 
 def _what_differs(true: _Record, record: _Record, mine: slice) -> str | None:
-    """In words; None where all is equal."""
+    """The first difference in words; None if all is equal."""
     expected, rows = len(true.tokens[mine]), len(record.tokens)
     if not expected and not record.is_real.any():
         rows = 0  # a rank without a row has one of weight 0
@@ -371,7 +371,7 @@ class _Crew:
         self.ranks, self.timeout_seconds = ranks, timeout_seconds
 
     def open(self, state: State | None, step: int | None) -> list[State]:
-        """Open all loaders, at a state or a step. Returns their states."""
+        """Open all loaders, at a state or a step. Return their states."""
         return self._ask("open", state, step)
 
     def step(self) -> list[_Record]:
@@ -395,7 +395,7 @@ class _Crew:
         return answers
 
     def kill_in_mid_step(self, wait_seconds: float) -> None:
-        """Tell the ranks to go on, and kill them all while they do."""
+        """Tell the ranks to continue, and kill all of them during the step."""
         for rank in self.ranks:
             rank.send("step")
         time.sleep(wait_seconds)
@@ -411,7 +411,7 @@ def _crew(openings: list[Opening], open_loader: OpenRank, timeout_seconds: float
 
 
 class _Rank:
-    """Runs in a rank's process: opens a loader, then reads one step at a time."""
+    """The function of a rank's process. It opens a loader, then reads one step at a time."""
 
     loader: Loader[TrainingBatch]
     batches: Iterator[TrainingBatch]

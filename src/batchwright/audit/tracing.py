@@ -47,9 +47,9 @@ def trace(
     """The contents of a step (or of one position) of a run: a record for each piece of a document, in reading order.
 
     `store` is any store that the plan reads. `plan` is a plan, its fingerprint or file, a state, or a loader;
-    `batch_size` is needed where it has none. The spans of a row's records tile its window of chunk_size + 1 tokens (the
-    last one is only a target). Ranks are those of the run if `plan` is a plan object or a loader; a plan's file and a
-    state do not hold them: give `world_size` and `sharding`.
+    `batch_size` is needed if it has none. The spans of a row's records tile its window of chunk_size + 1 tokens (the
+    last one is only a target). Ranks are those of the run if `plan` is a plan object or a loader. A plan's file and a
+    state do not hold them, so pass `world_size` and `sharding`.
     """
     found = find_plan(store, plan, batch_size=batch_size)
     if (step is None) == (position is None):
@@ -82,14 +82,14 @@ def find(
 
     `store`, `plan` and `batch_size` are as in `trace`.
 
-    Found by inverting the order, not by going through it. `until` is the position up to which to look: by default one
-    epoch, or as far as the given state or loader has come if that is further; for an endless mixture, the first epoch
+    The uses are found by inverting the order, without a scan. `until` is the end of the search. The default is one
+    epoch, or the position of the given state or loader if that is later. For an endless mixture it is the first epoch
     of each source.
     """
     plan = with_state_read(plan)
     found = find_plan(store, plan, batch_size=batch_size)
     flow = open_flow(streams_for_plan(store, found), found)
-    # A mixture without an end has no epoch of its own: the first one of each source stands for it.
+    # An endless mixture has no epoch, so the first epoch of each source is used.
     first_epochs = until is None and found.epoch_rows is None
     if until is None:
         epochs = found.epoch_spec["epochs"]
@@ -108,7 +108,7 @@ def find(
 
 
 def _position_of(plan: Any) -> int:
-    """How far a state or a loader has come."""
+    """The position of a state or a loader."""
     if isinstance(plan, dict):
         return int(plan.get("position", 0))
     return int(getattr(plan, "position", 0))
@@ -138,7 +138,7 @@ def _refuse_what_is_past_the_end(plan: Plan, position: int) -> None:
 
 
 def _file_numbers(stores: list[Store], wanted: str) -> dict[Path, list[int]]:
-    """For each store, the numbers of a raw file in it: one for each ingredient that has it."""
+    """The numbers of a raw file in each store, one for each ingredient that has the file."""
     paths = {store.path: [str(path) for path in store.files["path"].to_pylist()] for store in stores}
     known = {path for of_store in paths.values() for path in of_store}
     found = {path for path in known if path == wanted or os.path.abspath(path) == os.path.abspath(wanted)}
@@ -193,7 +193,7 @@ def _records(
 
 
 def _pieces(rows: WindowRows | SampleRows, index: int, epoch: int) -> Iterator[tuple[int, int, int, int, int]]:
-    """(window start, window stop, document, where it starts in the stream, where the piece starts in the stream)."""
+    """(window start, window stop, document, start of the document in the stream, start of the piece in the stream)."""
     for at, begin, stop in rows.pieces_of(index, epoch):
         for document, document_start, document_stop in _stream(rows).documents_in(begin, stop):
             piece_start, piece_stop = max(document_start, begin), min(document_stop, stop)
@@ -211,14 +211,14 @@ class _Lines:
         """For each document, how many newlines come before each of its chunks."""
 
     def of(self, document: tuple[str, int], tokens: Any, span: tuple[int, int]) -> tuple[int, int] | None:
-        """First and last line of a piece. A line ends with its newline, so what follows a newline is the next line."""
+        """First and last line of a piece. A line ends with its newline, so the next character begins the next line."""
         if self._is_rendered:
             return None
         piece = self._decode(tokens[span[0] : span[1]])
         if piece is None:
             return None
         first = 1 + self._before(document, tokens, span[0])
-        if not piece:  # nothing but the end of the document: it lies on the line of what comes before it
+        if not piece:  # only the end of the document, which is on the line of the text before it
             return (last := first - (self._decode(tokens[: span[0]][-8:]) or "").endswith("\n"), last)
         return first, first + piece[:-1].count("\n")
 
@@ -240,7 +240,7 @@ def _ranks_of(plan: Plan, world_size: int | None = None, sharding: Any = None) -
 
 
 def _place_in_run(plan: Plan, position: int, rank_of: RankOf) -> tuple[int | None, int, int]:
-    """(step, row in the global batch, rank) of a position; no step where the plan does not say how it was cut."""
+    """(step, row in the global batch, rank) of a position; no step if the plan has no record of steps."""
     if len(plan.runs) != 1:
         return None, 0, 0
     step = step_of_position(plan.steps, position, **plan.epoch_spec)
@@ -249,5 +249,5 @@ def _place_in_run(plan: Plan, position: int, rank_of: RankOf) -> tuple[int | Non
     skips = plan.epoch_spec["epochs"].skips
     row = skips.live(position) - skips.live(first)
     if position in skips or not 0 <= row < rows:
-        return None, 0, 0  # skipped, or in the tail of an epoch that `drop` passes over
+        return None, 0, 0  # skipped, or in the tail of an epoch that `drop` leaves out
     return step, row, rank_of(row, rows)

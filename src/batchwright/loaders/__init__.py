@@ -1,4 +1,4 @@
-"""The doors: one loader per kind of data, all with the same cursor, state and batches."""
+"""The loaders: one for each kind of data, all with the same cursor, state and batches."""
 
 from batchwright.loaders.conversation import ConversationDataLoader
 from batchwright.loaders.interface import DataLoader

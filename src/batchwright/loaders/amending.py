@@ -1,4 +1,4 @@
-"""Amendments: changes of a plan from a position on, checked against the rows that it has given by then."""
+"""Amendments: changes of a plan from a position on, checked against the rows given before that position."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def amend_plan(
     num_tokens: int | None = None,
     opened: list[Member] | None = None,
 ) -> Plan:
-    """The plan with one more amendment, as `Plan.amend`. `opened` are the sources of `add`, if they are opened."""
+    """The plan with one more amendment, as `Plan.amend`. `opened` are the sources of `add`, if already opened."""
     skips, ends = _spans(skip), {"num_rows": num_rows, "num_tokens": num_tokens}
     is_given = any(value is not None for value in (weights, num_rows, num_tokens))
     if not (is_given or add or opened or skips or max_epochs):
@@ -69,7 +69,7 @@ def amend_plan(
         at=at, parent=plan.fingerprint, weights=segments, add=added, skip=skips, max_epochs=tuple(caps.items())
     )
     amended = replace(plan, amendments=(*plan.amendments, amendment))
-    _ = amended.order  # refuses weights that no mixture can have
+    _ = amended.order  # refuses impossible weights
     end = end_of_mixture(amended, **ends, stop=None)
     if end is None:
         return amended
@@ -106,7 +106,7 @@ def amend_flow(
 
 
 def members_to_add(add: Mapping[str, Any] | None, plan: Plan, store: Store | None = None) -> list[Member]:
-    """The sources of `add`, opened. `store` is one of the plan's: all must have its tokenizer."""
+    """The opened sources of `add`. `store` is a store of the plan; all sources must have its tokenizer."""
     if not add:
         return []
     if not isinstance(add, Mapping):
@@ -129,7 +129,7 @@ def members_to_add(add: Mapping[str, Any] | None, plan: Plan, store: Store | Non
 
 
 def _store_of(plan: Plan) -> Store | None:
-    """A store of the plan, where it is still in its place."""
+    """A store of the plan, if it is still at its recorded path."""
     for _, path in plan.places:
         with suppress(StoreError):
             return Store(path)
@@ -144,7 +144,7 @@ def _row_tokens(plan: Plan, source: PlanSource | None) -> int:
 
 def _check_member(member: Member, known: PlanSource | None, plan: Plan) -> None:
     """Refuse rows that do not fit into the plan. `known` is the source that grows."""
-    if known is not None and known.rows:  # rows of whole documents are planned over all documents at once
+    if known is not None and known.rows:  # rows of whole documents are planned over all documents together
         raise SpecError(
             f"the rows of {member.name!r} are made of whole documents, so it cannot grow under this plan",
             parameter="add",
@@ -225,7 +225,7 @@ def _position(plan: Plan, at: int | None, skips: Spans) -> int:
 
 
 def _check_order(last: Amendment, at: int) -> None:
-    """Amendments follow each other, at rising positions."""
+    """Check that the positions of amendments rise."""
     if at == last.at:
         raise SpecError(
             f"position {at:,} has an amendment already ({last})",

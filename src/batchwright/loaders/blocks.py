@@ -50,11 +50,11 @@ _AHEAD_BYTES = 4 << 20
 """The same for work that a thread or process does ahead: fewer hand-overs."""
 
 Borders = list[tuple[int, int]]
-"""Of some steps: (position of the first row, position after the step)."""
+"""(position of the first row, position after the step) of some steps."""
 
 
 class Piece(NamedTuple):
-    """Some steps of a task that one block is gathered for."""
+    """Some steps of a task whose rows are gathered into one block."""
 
     borders: Borders
     located: LocatedRows
@@ -64,7 +64,7 @@ class Piece(NamedTuple):
 
 
 class NumpyBlocks:
-    """The adapter of NumPy: arrays stay as they are. Those of other frameworks turn them into tensors of their own."""
+    """The adapter of NumPy. It leaves arrays unchanged; the adapters of other frameworks turn them into tensors."""
 
     masks_are_writable = False
 
@@ -72,11 +72,11 @@ class NumpyBlocks:
         """Turn a block's arrays into tensors, in place."""
 
     def small(self, array: Any) -> Any:
-        """An array of one batch alone."""
+        """Convert an array that belongs to one batch only."""
         return array
 
     def hand_over(self, batches: Made[TrainingBatch]) -> Made[TrainingBatch]:
-        """Batches as the caller gets them. An adapter may convert each one here, on the caller's thread."""
+        """Batches in the form for the caller. An adapter may convert each batch here, on the caller's thread."""
         return batches
 
     def masks(self, rows: int, tokens: int) -> tuple[Any, Any]:
@@ -85,7 +85,7 @@ class NumpyBlocks:
 
 
 class BlockFields(NamedTuple):
-    """The arrays of a block, of which batches take slices."""
+    """The arrays of a block. Batches are slices of them."""
 
     tokens: Any
     inputs: Any
@@ -93,7 +93,7 @@ class BlockFields(NamedTuple):
     loss: Any
     extra: dict[str, Any]
     widths: Any = None
-    """Of rows of samples: tokens of the batch that each one is in."""
+    """For rows of samples: the width in tokens of each row's batch."""
     seams: Any = None
 
 
@@ -107,7 +107,7 @@ class BlockStream(Stream[TrainingBatch]):
 
 
 class BlockBatches:
-    """Makes batches of a block: slices of its arrays, and their metadata."""
+    """The maker of a block's batches: slices of its arrays, and their metadata."""
 
     def __init__(self, stream: BlockStream, run: Run, record: Record, making: Making) -> None:
         self.names: list[str] = [source.name for source in stream.plan.all_sources]
@@ -123,9 +123,9 @@ class BlockBatches:
         self.record: Record = record
 
     def _fields(self, block: Block, width: int) -> BlockFields:
-        """A block's fields as whole arrays, from which every batch of it is one slice each."""
+        """A block's fields as whole arrays. A batch takes one slice of each."""
         mask_tokens = self.row_tokens
-        if block.widths is not None:  # rows of samples have masks of their own, and may be much shorter
+        if block.widths is not None:  # rows of samples have their own masks, and may be much shorter
             mask_tokens = 0
         attention, loss = self.adapt.masks(width, mask_tokens)
         inputs = block.tokens[:, :-1]
@@ -143,7 +143,7 @@ class BlockBatches:
         return batch
 
     def _batch_of_samples(self, fields: BlockFields, first: int, last: int, metadata: tuple[Any, ...]) -> TrainingBatch:
-        """Rows cut to the width of their batch: the batches of a block differ in width."""
+        """A batch of rows cut to its own width. The batches of a block differ in width."""
         per = self.sequences
         rows = slice(first * per, last * per)
         width = int(fields.widths[first * per])
@@ -183,12 +183,12 @@ class FlowBatches(BlockBatches):
         self.flow: Flow = flow
 
     def _totals(self, positions: NDArray[np.int64]) -> dict[str, Any]:
-        """Sums over the samples at some positions, on all ranks: from the index, without their tokens."""
+        """Sums over the samples at some positions, on all ranks. They come from the index, without reading tokens."""
         totals = self.flow.totals(positions)
         if totals is None:
             return {}
         tokens, sequences = totals
-        if tokens.is_integer():  # messages may have weights of their own
+        if tokens.is_integer():  # messages may have weights
             tokens = int(tokens)
         return {"global_tokens": tokens, "global_sequences": sequences}
 
@@ -227,7 +227,7 @@ class CountedBatches(FlowBatches):
         return self.adapt.hand_over(self._sliced(position))
 
     def turns(self, position: int, skipped: int, every: int, stop: int | None) -> Iterator[TrainingBatch]:
-        """Every `every`-th batch up to `stop`, after the first `skipped`: the turns of one of several processes."""
+        """Every `every`-th batch up to `stop`, after the first `skipped`. For processes that take turns."""
         start = self.cut.after(position, skipped)
         return (batch for batch, _ in self._sliced(start, every, stop))
 
@@ -245,7 +245,7 @@ class CountedBatches(FlowBatches):
                     # The trainer wrote into a mask. Later batches get a new one.
                     tokens, inputs, attention, loss, extra, *_ = fields = self._fields(block, width)
                 metadata = (self._metadata, block, first, last, after, begin)
-                if not extra:  # tokens only: the common case, short because it is hot
+                if not extra:  # tokens only: the common case, kept short for speed
                     batch = TrainingBatch(inputs[first:last], attention, None, loss, metadata)
                     batch.__dict__["_block"] = tokens[first:last]
                 else:
@@ -263,7 +263,7 @@ class CountedBatches(FlowBatches):
     def tasks(
         self, position: int, *, most: int | None = None, every: int = 1, stop: int | None = None
     ) -> Iterator[Task]:
-        """The steps from a position on, in tasks of as many steps as are worth locating at once."""
+        """The steps from a position on, in tasks. The steps of a task are located together."""
         at_once = _LOCATED_ROWS
         if len(self.flow.rows) > 1:
             at_once = _LOCATED_ROWS_OF_MANY
@@ -274,7 +274,7 @@ class CountedBatches(FlowBatches):
         return tasks_from(position, self.cut, self.share, self.end, min(steps, most or steps), every=every, stop=stop)
 
     def _pieces(self, tasks: Iterator[Task], num_bytes: int) -> Iterator[Piece]:
-        """Tasks cut into the pieces that are gathered at once."""
+        """Tasks, cut into pieces. A piece is gathered at once."""
         steps = self._steps_in(num_bytes)
         for task in tasks:
             located, borders, width = self.flow.locate(task), borders_of(task, self.cut), len(task.rows)
@@ -315,7 +315,7 @@ def tasks_from(
     every: int = 1,
     stop: int | None = None,
 ) -> Iterator[Task]:
-    """All steps from a position to the end of the run (or `stop`): tasks of `most` steps at most, each in one epoch.
+    """All steps from a position to the end of the run (or `stop`), in tasks of at most `most` steps of one epoch.
 
     `every`: only every `every`-th step.
     """
@@ -333,7 +333,7 @@ def tasks_from(
                 left = (live(end) - begin) // rows
             if stop is not None:
                 left = min(left, -(-(live(stop) - begin) // rows))
-        steps = min(most, max(1, -(-left // every)))  # the last, short one is a task by itself
+        steps = min(most, max(1, -(-left // every)))  # the last, short step is a separate task
         yield Task(begin, steps, rows * every, share(cut.shared_rows(position)), real)
         position = cut.after(position, steps * every)
 
@@ -372,7 +372,7 @@ def _adapter_of(framework: str) -> NumpyBlocks:
 
 
 def _block_of(arrays: dict[str, NDArray[Any]], pool: BlockPool) -> Block:
-    """The block that a worker process made, out of the slot, which the worker will use again."""
+    """The block of a worker process, copied out of its slot, which the worker will use again."""
     tokens = pool.take(*arrays["tokens"].shape)
     tokens[:] = arrays.pop("tokens")
     own = {name: array.copy() for name, array in arrays.items()}
@@ -384,7 +384,7 @@ def _block_of(arrays: dict[str, NDArray[Any]], pool: BlockPool) -> Block:
 
 
 class _BlockMaker:
-    """Runs in a worker process: a task in, arrays out."""
+    """The function of a worker process. It turns a task into arrays."""
 
     def __init__(self, flow: Flow) -> None:
         self.flow = flow

@@ -1,7 +1,7 @@
 """Settings and states of batches by tokens, and the setting of balanced batches.
 
-A record entry is [from_step, from_position, batch_tokens, row_multiple], where one of batches by count has the number
-of their rows. All else about a budget is arithmetic on positions: order/budget.py.
+A record entry is [from_step, from_position, batch_tokens, row_multiple]. For batches by count, the number of rows takes
+the place of the last two. The rest of a budget is arithmetic on positions, in order/budget.py.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["Budget", "budget_of", "budget_state", "check_budget_state", "cost_of
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """The most tokens of a batch, padding included, and what its number of rows is a multiple of."""
+    """The largest number of tokens of a batch, padding included, and the divisor of its number of rows."""
 
     batch_tokens: int
     row_multiple: int = 1
@@ -38,7 +38,7 @@ def budget_of(
     world: int,
     uneven: bool,
 ) -> Budget | None:
-    """The budget that is asked for; None: batches by count."""
+    """The requested budget; None: batches by count."""
     if batch_tokens is None:
         if row_multiple is not None:
             raise SpecError(
@@ -71,7 +71,7 @@ def budget_of(
 
 
 def cost_of(balance: Any, *, equal_counts: bool, sharding: Sharding) -> Balancing | None:
-    """The balancing that is asked for; None: rows go to ranks as they come."""
+    """The requested balancing; None: rows go to ranks without balancing."""
     if balance is None or balance is False:
         if not equal_counts:
             raise SpecError(
@@ -101,7 +101,7 @@ def budget_state(batch_in_block: int, pad_to: Any) -> dict[str, Any]:
 
 
 def refuse_other_kind(record: Record, budget: Budget | None) -> None:
-    """Refuse to go on by tokens where a run cut by count, or the other way round."""
+    """Refuse to continue by tokens a run that cut by count, or the other way round."""
     by_tokens = len(record[-1]) == 4
     if by_tokens == (budget is not None):
         return
@@ -117,7 +117,7 @@ def refuse_other_kind(record: Record, budget: Budget | None) -> None:
 
 
 def check_budget_state(state: Mapping[str, Any], position: int, record: Record, blocks: Blocks, pad_to: Any) -> None:
-    """Refuse a state whose run cut its blocks otherwise: its rows would be lost or repeated."""
+    """Refuse a state whose run cut its blocks differently. Rows would be lost or repeated."""
     unchanged = "what state_dict() returned, unchanged"
     if record[-1][1] > position:
         raise PlanError(

@@ -33,14 +33,14 @@ _LOCATED_ROWS = 4096
 
 
 class RowDataLoader(Loader[RowBatch]):
-    """The loader that `buffer.loader(...)` opens: batches of rows, in an order that (rows, seed, epoch) fix.
+    """The loader that `buffer.loader(...)` opens. The order of its rows is fixed by (rows, seed, epoch).
 
-    It reads the version at which it was opened, whatever is done to the buffer meanwhile. `batch_size` is global, and
-    each rank gets its share. The cursor moves when a batch is handed over; `state_dict()` continues exactly there,
+    It reads the version at which it was opened; later changes of the buffer have no effect. `batch_size` is global, and
+    each rank gets its share. The cursor moves when a batch is handed over. A run continues exactly at `state_dict()`,
     also with other ranks, another batch size, or in another process over the same rows.
 
     `batch.metadata` has each row's "position", its "weight" (0 for a row that only fills a batch up), "global_rows"
-    (the others, on all ranks) and the "state" after the batch.
+    (the rows with data, on all ranks) and the "state" after the batch.
     """
 
     def __init__(
@@ -55,8 +55,8 @@ class RowDataLoader(Loader[RowBatch]):
         world_size: int | None = None,
         framework: Framework = "numpy",
     ) -> None:
-        """`shuffle` is "global" or "none". `epochs=None` never ends. Each epoch has every row: its last batch is short,
-        unless `Batching(epoch_end=)` says otherwise."""
+        """`shuffle` is "global" or "none". `epochs=None` never ends. Each epoch has every row. Its last batch may be
+        short, unless `Batching(epoch_end=)` says otherwise."""
         if not len(version):
             raise SpecError("a buffer without rows has no batches", parameter="buffer", remedy="append rows first")
         asked = Asked(batch_size=batch_size, seed=seed, shuffle=shuffle)
@@ -133,7 +133,7 @@ class RowStream(UnkeptStream[RowBatch]):
         )
 
     def part_to_compare(self, batch: RowBatch) -> Any:
-        return {"ids": batch.ids}  # that the rows themselves are the same, the plan says
+        return {"ids": batch.ids}  # equal plans mean equal rows
 
     def in_words(self, plan: Plan) -> str:
         return (
@@ -144,7 +144,7 @@ class RowStream(UnkeptStream[RowBatch]):
 
 @dataclass(slots=True)
 class _RowBatches:
-    """One rank's batches of a run that is cut one way. Each is one gather, on the thread that asks."""
+    """One rank's batches of a run with fixed batch settings. Each batch is one gather, on the calling thread."""
 
     version: View
     plan: Plan

@@ -1,7 +1,7 @@
-"""Checks of conversations for what would go wrong silently in training, from their tokens and spans.
+"""Checks of conversations for silent errors in training, from their tokens and spans.
 
-A *failure* is what nobody can mean; a *note* is worth knowing. Checked are the first 1,000 conversations of a source,
-by a loader when it opens (`check=False` leaves that out) and by `batchwright doctor chat` before anything is baked.
+A *failure* is certainly a mistake; a *note* is worth knowing. The first 1,000 conversations of a source are checked, by
+a loader when it opens (`check=False` turns this off) and by `batchwright doctor chat` before anything is baked.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ Place = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that a check has found, and what to do about it."""
+    """The finding of a check, with its remedy."""
 
     kind: str
     """Short, and the same wherever this is found."""
     is_failure: bool
     headline: str
     examples: tuple[Place, ...] = ()
-    """Where the first ones are: file, line (from 1) or row (from 0), turn (the number of the message, from 0)."""
+    """The places of the first ones: file, line (from 1) or row (from 0), turn (the number of the message, from 0)."""
     remedy: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class ConversationRows:
-    """Some conversations as tokens, end to end, with what the tokens are."""
+    """The concatenated tokens of some conversations, with the roles of the tokens."""
 
     tokens: NDArray[Any]
     borders: NDArray[np.int64]
@@ -61,7 +61,7 @@ class ConversationRows:
     spans: dict[str, NDArray[Any]]
     """The fields of SPAN_DTYPE."""
     where: Callable[[int], Place]
-    """Where a conversation was read: file and row."""
+    """The file and row of a conversation."""
 
     def __len__(self) -> int:
         return len(self.borders) - 1
@@ -69,18 +69,18 @@ class ConversationRows:
 
 @dataclass(frozen=True, slots=True)
 class CheckSettings:
-    """How a loader would train on them."""
+    """The training settings of a loader that the checks need."""
 
     policy: LossPolicy
     max_length: int
     truncation: str = "drop"
     pad: int | None = None
     drops_are_meant: bool = False
-    """Whether the user said "drop": then it is not a fault, however many rows are dropped."""
+    """Whether the user said "drop". Then dropped rows are not a fault, even if they are many."""
 
 
 def findings_of(rows: ConversationRows, facts: TemplateFacts, settings: CheckSettings) -> list[Finding]:
-    """All that is found in some conversations, failures first."""
+    """All findings of some conversations, failures first."""
     measured = _Measured(rows, settings.policy)
     found = [
         *_check_markers(facts),
@@ -97,7 +97,7 @@ def findings_of(rows: ConversationRows, facts: TemplateFacts, settings: CheckSet
 
 
 class _Measured:
-    """Conversations in numbers, span by span."""
+    """The numbers of conversations, span by span."""
 
     def __init__(self, rows: ConversationRows, policy: LossPolicy) -> None:
         self.rows, spans = rows, rows.spans
@@ -118,7 +118,7 @@ class _Measured:
         self.num_turns = len(turns)
 
     def answers(self, part: int, count: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Whether something is counted in this part of each turn, and an assistant has it."""
+        """Whether this part of each turn has a count above 0 and the turn is an assistant's."""
         is_counted = (self.rows.spans["role"] == _ASSISTANT) & (self.rows.spans["part"] == part)
         found: NDArray[np.bool_] = np.bincount(self.turn[is_counted], count[is_counted], self.num_turns) > 0
         return found
@@ -134,7 +134,7 @@ class _Measured:
     def of_share(
         self, documents: Sequence[int], kind: str, words: str, remedy: str, example: Place | None = None
     ) -> Iterator[Finding]:
-        """A finding for rows that are not usable: a failure where they are too many to be meant."""
+        """A finding for unusable rows. It is a failure if there are too many of them to be intended."""
         if len(documents):
             is_failure = len(documents) > MOST_LEFT_OUT * len(self.rows)
             headline = f"{share_in_words(len(documents), len(self.rows))} {words}"
@@ -203,7 +203,7 @@ def _check_ends(measured: _Measured, facts: TemplateFacts, policy: LossPolicy) -
 
 
 def _check_answers(measured: _Measured, facts: TemplateFacts) -> Iterator[Finding]:
-    """Answers without a word teach to stop at once. Blanks are no words: some templates write one before an answer."""
+    """Find answers without a word, which teach to stop at once. Blanks do not count; some templates add one."""
     words = np.append(0, np.cumsum(~np.isin(measured.rows.tokens, list(facts.blank))))
     ends_at = np.cumsum(measured.length)
     says = measured.answers(TEXT, words[ends_at] - words[ends_at - measured.length])
@@ -219,7 +219,7 @@ def _check_answers(measured: _Measured, facts: TemplateFacts) -> Iterator[Findin
 
 
 def _check_markers_said(measured: _Measured, facts: TemplateFacts) -> Iterator[Finding]:
-    """A mask that is shifted or too wide trains what only a template writes."""
+    """Find learned markers that only a template writes. They show a mask that is shifted or too wide."""
     names = {ids[0]: name for name, ids in facts.markers.items() if len(ids) == 1 and ids[0] in facts.special}
     tokens, spans = measured.rows.tokens, measured.rows.spans
     is_said = np.repeat((spans["part"] == TEXT) & (spans["role"] == _ASSISTANT), measured.length)

@@ -15,14 +15,14 @@ from batchwright.prepare.tokenizers import JsonTokenizer
 __all__ = ["TemplateFacts", "facts_of"]
 
 _MARKER = re.compile(r"<[|｜][^<>\s]{1,64}>|</?s>|<(?:bos|eos|pad)>|<(?:start|end)_of_\w{1,32}>|\[/?[A-Z_]{2,32}\]")
-"""What a template writes that looks like a token, and not like words or XML."""
+"""Template text that looks like a token, not like words or XML."""
 _BOS_NAMES = ("<s>", "<|begin_of_text|>", "<bos>", "<|startoftext|>", "<｜begin▁of▁sentence｜>")
 _BLANKS = (" ", "\n", "\n\n", "\t", "  ", " \n")
 
 
 @dataclass(frozen=True, slots=True)
 class TemplateFacts:
-    """A template with a tokenizer. Where a store did not keep its tokenizer, there are no ids."""
+    """A template with a tokenizer. There are no ids if a store did not keep its tokenizer."""
 
     template: str
     tokenizer: str
@@ -32,20 +32,20 @@ class TemplateFacts:
     """Whether the template came with the tokenizer."""
     end_of_turn: str | None
     has_generation: bool
-    """Whether it says itself, by {% generation %}, what is generated."""
+    """Whether the template marks generated text by {% generation %}."""
     ends: frozenset[int]
     """Ids of the end of a text, and of a turn."""
     markers: Mapping[str, tuple[int, ...]]
-    """What the template writes around messages, such as "<|im_start|>", and the ids of each."""
+    """The markers that the template writes around messages, such as "<|im_start|>", and the ids of each."""
     special: frozenset[int] = frozenset()
     """Ids that come from template text alone."""
     bos: tuple[tuple[int, ...], ...] = ()
     blank: frozenset[int] = frozenset()
-    """Ids that are nothing but blanks."""
+    """Ids that are only blanks."""
 
 
 def facts_of(info: Mapping[str, Any], tokenizer: Any) -> TemplateFacts:
-    """From what a manifest (or `Chat.info`) says of the tokenizer, and the tokenizer."""
+    """The facts of a template, from the tokenizer and its entry in a manifest (or `Chat.info`)."""
     chat, name = info["chat"], str(info["name"])
     template, end_of_turn, tokens = str(chat["template"]), chat["end_of_turn"], chat["special_tokens"]
     vocab: dict[str, int] = getattr(tokenizer, "vocab", {})
@@ -78,7 +78,7 @@ def facts_of(info: Mapping[str, Any], tokenizer: Any) -> TemplateFacts:
 
 
 def _encoder_of(tokenizer: Any) -> Callable[[str], tuple[int, ...]] | None:
-    """Text -> ids; none for what the tokenizer does not know. None where a store did not keep the tokenizer."""
+    """A function from text to ids, empty for unknown text. None if a store did not keep the tokenizer."""
     if not hasattr(tokenizer, "encode_batch"):
         return None
     if not isinstance(tokenizer, JsonTokenizer):
@@ -94,7 +94,7 @@ def _encoder_of(tokenizer: Any) -> Callable[[str], tuple[int, ...]] | None:
 
 
 def _example_text(chat: Mapping[str, Any]) -> str:
-    """What the template makes of a plain conversation; nothing if it refuses every one."""
+    """A plain conversation rendered by the template; empty if it refuses all examples."""
     from batchwright.prepare.chat.render import ChatTemplate  # Jinja
 
     template = ChatTemplate(chat["template"], chat["source"], chat["special_tokens"], chat["args"])

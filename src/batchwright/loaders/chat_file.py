@@ -38,7 +38,7 @@ Place = dict[str, Any]
 
 
 class ChatFile:
-    """`read`, then `encode`, then ask for `findings`."""
+    """The check of raw files: call `read`, then `encode`, then `findings`."""
 
     def __init__(self, step: Chat) -> None:
         self.step: Chat = step
@@ -48,7 +48,7 @@ class ChatFile:
         """Whether all rows were read."""
         self.prepared: list[Prepared] = []
         self.places: list[Place] = []
-        """Where each of them was read."""
+        """The place of each prepared row."""
         self.encoded: list[Encoded] = []
         self._faults: dict[str, list[tuple[Place, str, str]]] = {}
         """By kind: (where, reason, remedy) of rows that cannot be used."""
@@ -58,7 +58,7 @@ class ChatFile:
         return any(one.spans["side"].any() for one in self.encoded)
 
     def read(self, paths: Sequence[str], most_rows: int) -> None:
-        """Render the first rows of some files. What cannot be used is kept with its reason."""
+        """Render the first rows of some files. Unusable rows are kept with the reason."""
         if is_store(local_path(file=paths[0])):
             raise SpecError(
                 f"{paths[0]} is a store, and this looks at raw conversations",
@@ -100,7 +100,7 @@ class ChatFile:
         return not self.prepared and any(len(faults) >= _GIVE_UP_AFTER for faults in self._faults.values())
 
     def encode(self) -> None:
-        """Tokens and spans; rows that the tokenizer refuses are moved to the faults."""
+        """Compute tokens and spans. Rows that the tokenizer refuses are moved to the faults."""
         while self.prepared:
             try:
                 self.encoded = self.step.encode(self.prepared)
@@ -113,7 +113,7 @@ class ChatFile:
                 self._refuse("cannot be encoded", self.places.pop(number), error.headline, error.remedy or "")
 
     def findings(self, settings: CheckSettings) -> list[Finding]:
-        """All that is found, failures first."""
+        """All findings, failures first."""
         found = list(self._refused_rows())
         if self.step.layout is not None:
             found.append(Finding("format", False, str(self.step.layout)))
@@ -137,10 +137,10 @@ class ChatFile:
             lambda number: dict(self.places[number]),
         )
 
-    # What only rows can tell, and tokens cannot
+    # Findings that need rows, not only tokens
 
     def _refused_rows(self) -> Iterator[Finding]:
-        """Rows that a bake would refuse: each kind once, with a few of them."""
+        """Find rows that a bake would refuse: one finding for each kind, with a few examples."""
         for kind, faults in self._faults.items():
             examples = tuple(where | ({"why": why} if why else {}) for where, why, _ in faults[:_MOST_EXAMPLES])
             remedies = [remedy for _, _, remedy in faults if remedy]
@@ -149,7 +149,7 @@ class ChatFile:
             yield Finding(kind, True, share, examples, remedies[0])
 
     def _names_in_messages(self) -> Iterator[Finding]:
-        """Names of special tokens inside of messages: text that was rendered before, or somebody's words."""
+        """Find names of special tokens inside messages: text that was already rendered, or a user's words."""
         names = {*getattr(self.step.tokenizer, "special", ()), self.step.template.end_of_turn or ""}
         known = [re.escape(name) for name in sorted(names, key=len, reverse=True) if len(name) > 2]
         pattern = re.compile("|".join(known) or "(?!)")
@@ -170,7 +170,7 @@ class ChatFile:
             yield self._note("marker in a message", words, places, remedy)
 
     def _tools_not_written(self) -> Iterator[Finding]:
-        """Tools that a template does not write: silent, where no message of the row calls one."""
+        """Find tools that a template does not write. This is silent if no message of the row calls one."""
 
         def is_silent(one: Prepared) -> Place | None:
             for conversation, side in zip(one.conversations, one.sides, strict=True):
@@ -195,7 +195,7 @@ class ChatFile:
 
 
 def _rows(work: Work) -> Iterator[tuple[Place, Any]]:
-    """(where it is, the row or why there is none)."""
+    """(place, the row or the reason why there is none)."""
     for unit in work.units:
         first: dict[int, Place] = {}
         for span, number, text, row in read_documents(unit, work.job.formats, None, None):

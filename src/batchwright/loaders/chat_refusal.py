@@ -1,4 +1,4 @@
-"""The check of a loader's conversations when it opens: one error for all that is wrong, and notes in the log."""
+"""The check of a loader's conversations when it opens: one error for all failures, and notes in the log."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ _BY_THE_TEMPLATE = ("by the template", "the template fails", "generation marks")
 
 
 def refuse_bad(read: StoreStream, *, drops_are_meant: bool = False) -> None:
-    """Raise one error for all that is wrong with the conversations that are read; log what is worth knowing.
+    """Raise one error for all failures of the conversations; log the notes.
 
-    `drops_are_meant`: the user said that what is too long is to be dropped, however much that is.
+    `drops_are_meant`: the user asked to drop conversations that are too long, even if they are many.
     """
     failures: dict[str, str] = {}
     file = None
@@ -63,8 +63,8 @@ def refuse_bad(read: StoreStream, *, drops_are_meant: bool = False) -> None:
 
 
 def _findings(read: StoreStream, drops_are_meant: bool) -> Iterator[tuple[str, Finding]]:
-    """(name of the source, what is found in it)."""
-    known: dict[Any, TemplateFacts] = {}  # by store: one may have many sources
+    """(name of the source, finding) of all sources."""
+    known: dict[Any, TemplateFacts] = {}  # by store, as a store may have many sources
     for rows in read.flow.stored:
         stream = rows.stream
         if not isinstance(rows, SampleRows) or not isinstance(stream, TokenStream) or rows.spec.loss is None:
@@ -80,7 +80,7 @@ def _findings(read: StoreStream, drops_are_meant: bool) -> Iterator[tuple[str, F
 
 
 def _findings_of_bake(report: Mapping[str, Any], source: str) -> Iterator[Finding]:
-    """What a bake's report says of rows that its template could not do right, and that on_error='skip' left out."""
+    """Findings of a bake's report: rows that its template could not render right, left out by on_error='skip'."""
     part = report.get("ingredients", {}).get(source, {})
     total = part.get("rows_read", 0)
     for kind, number in part.get("dropped", {}).items():
@@ -99,7 +99,7 @@ def _findings_of_bake(report: Mapping[str, Any], source: str) -> Iterator[Findin
 
 
 def _first_rows(stream: TokenStream) -> ConversationRows:
-    """The first conversations of a stream, read from as few of its shards as hold them."""
+    """The first conversations of a stream, read from as few shards as possible."""
     tokens: list[NDArray[Any]] = []
     lengths: list[NDArray[Any]] = []
     num_spans: list[NDArray[Any]] = []

@@ -44,8 +44,8 @@ class ConversationDataLoader(Loader[TrainingBatch]):
     ConversationDataLoader("pairs.jsonl", tokenizer, 2048)                         rows 0::2 chosen, 1::2 rejected
     ConversationDataLoader("sft.store", max_length=4096, batch_size=Batching(tokens=65_536, balance=True))
 
-    `loss` says which tokens are learned: "assistant" turns (default), the "last" one, "all", or roles such as
-    "user+assistant"; messages with "weight" or "train" say so themselves. The end-of-turn token is learned too:
+    `loss` selects the learned tokens: "assistant" turns (default), the "last" one, "all", or roles such as
+    "user+assistant". A message's "weight" or "train" overrides it. The end-of-turn token is learned too:
     "assistant, without end of turn" leaves it out. Conversations over `max_length` tokens are dropped, unless
     `truncation` is "keep_start", "keep_end", "drop_oldest" (turns) or "raise".
 
@@ -78,13 +78,13 @@ class ConversationDataLoader(Loader[TrainingBatch]):
         """Data: `path` is a store, raw files or rows with a `tokenizer` and its `chat_template`, or a recipe that ends
         in `bw.chat`. `split` is "train" or "val".
 
-        Rows: `max_length` tokens at most, else `truncation`; `packing`. `loss` says what is learned.
+        Rows: `max_length` tokens at most, else `truncation`; `packing`. `loss` selects the learned tokens.
 
         Order: `seed`; `shuffle` is "global", "pool", "none", or a `Shuffle`. `plan` gives exactly the rows of another
         run. `weights` mix the sources, by name, or as a `Mixture`. `epochs=None` never ends.
 
         Batches: `batch_size` rows over all ranks together (8), or a `Batching`; arrays of `framework`; with `fields`.
-        `rank` and `world_size` are by default what the launcher says. `delivery` says how batches are made in time.
+        `rank` and `world_size` are the launcher's by default. `delivery` controls threads and worker processes.
         docs/settings.md has all settings.
         """
         asked = asked_of(locals())
@@ -132,7 +132,7 @@ def _log_rows_left_out(stream: StoreStream) -> None:
 
 
 def members_of(store: Store, asked: Asked) -> list[Member]:
-    """The conversations of a store, as a plan takes them: of all sources, or of those that have weights."""
+    """The conversations of a store as members of a plan: all sources, or those that have weights."""
     _refuse_other_length(store, asked)
     fills = _pad_of(store, asked["pad"])
     members = []
@@ -167,7 +167,7 @@ def _pad_of(store: Store, pad: int | str | None) -> int:
 
 
 def _stored_truncation(truncation: str) -> str:
-    return truncation.replace("drop_oldest", "drop")  # conversations that are too long without their oldest turns
+    return truncation.replace("drop_oldest", "drop")  # too long conversations lose their oldest turns
 
 
 def _refuse_text(store: Store) -> None:
@@ -212,7 +212,7 @@ def _store_of(path: Any, tokenizer: Any, chat_template: str | None, asked: Asked
 
 
 def pad_token_of(tokenizer: Mapping[str, Any], vocab: Mapping[str, int], asked: int | str | None) -> int:
-    """The id that fills up rows. Any will do, because masks come from lengths; but it must be one that was meant.
+    """The id that fills up rows. Any id works, because masks come from lengths, but it must be chosen explicitly.
 
     `tokenizer` is the manifest's entry.
     """

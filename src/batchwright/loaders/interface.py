@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     B = TypeVar("B", default=TrainingBatch)
     B_co = TypeVar("B_co", covariant=True, default=TrainingBatch)
-else:  # the default is for type checkers
+else:  # type checkers need the default
     from typing import TypeVar
 
     B = TypeVar("B")
@@ -33,7 +33,7 @@ else:  # the default is for type checkers
 __all__ = ["B", "Batches", "DataLoader", "Made", "Making", "Record", "Stream", "UnkeptStream", "state_at"]
 
 Record = list[list[int]]
-"""How a run cut batches: [[from_step, from_position, rows_per_step], ...]."""
+"""The record of a run's steps: [[from_step, from_position, rows_per_step], ...]."""
 Made = Generator[tuple[B, int], None, None]
 """(batch, position after it), and so on."""
 
@@ -44,7 +44,7 @@ def state_at(position: int, plan: str, record: Record) -> State:
 
 
 class DataLoader(ABC, Generic[B_co]):
-    """The interface of every loader. A class of your own becomes one with these four methods.
+    """The interface of every loader. Your own class becomes a loader with these four methods.
 
     >>> class Twice(DataLoader):
     ...     def __init__(self, rows): self.rows, self.at = rows, 0
@@ -68,7 +68,7 @@ class DataLoader(ABC, Generic[B_co]):
 
     @abstractmethod
     def get_num_batches(self, batch_size: int | None = None) -> int:
-        """Batches of `batch_size` rows in an epoch: the same number on every rank."""
+        """The number of batches of `batch_size` rows in an epoch, the same on every rank."""
 
     @abstractmethod
     def reset(self, epoch: int = 0) -> None:
@@ -80,7 +80,7 @@ class DataLoader(ABC, Generic[B_co]):
 
 @dataclass(frozen=True, slots=True)
 class Making:
-    """How batches are made. None of it changes what they are."""
+    """The settings for making batches. They do not change the contents of batches."""
 
     framework: str
     prefetch: int = 0
@@ -88,10 +88,10 @@ class Making:
 
 
 class Batches(Protocol[B_co]):
-    """One rank's batches of a run that is cut one way: a function of the position that they begin at."""
+    """One rank's batches of a run with fixed batch settings, as a function of their first position."""
 
     record: Record
-    """How the run cut batches, these included."""
+    """The record of the run's steps, these batches included."""
 
     def batches(self, position: int) -> Made[B_co]:
         """(batch, position after it) from a position to the end of the run."""
@@ -103,10 +103,10 @@ class Batches(Protocol[B_co]):
 
 
 class Stream(ABC, Generic[B]):
-    """Rows in an order that a plan fixes: of a store, raw files, a buffer or a rollout log.
+    """Rows of a store, raw files, a buffer or a rollout log, in an order that a plan fixes.
 
     A run cuts them into batches, and a loader has the cursor. The rows at a position never change. A stream may cache,
-    and over raw files or a log it learns facts while it is read. `copy.copy(stream)` has memory of its own.
+    and over raw files or a log it learns facts while it is read. `copy.copy(stream)` has its own memory.
     """
 
     plan: Plan
@@ -121,20 +121,20 @@ class Stream(ABC, Generic[B]):
 
     @abstractmethod
     def open(self, run: Run, rows: int, record: Record, making: Making) -> Batches[B]:
-        """Batches of `rows` rows over all ranks together, in a run that cuts batches as `record` says."""
+        """Batches of `rows` rows over all ranks together, in a run with the steps of `record`."""
 
     # Lengths of rows. A stream that has them can be cut by tokens, and balanced
 
     has_lengths: bool = False
     pad_to: Any = None
-    """How widths follow from lengths, as JSON. A state loads only if it is the same."""
+    """The rule from lengths to widths, as JSON. A state loads only if the rule is the same."""
 
     def lengths_at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Tokens of the rows at some positions."""
         raise self.without_lengths()
 
     def widths_of(self, longest: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The width of a batch, by the length of its longest row: no less than that, and monotonic."""
+        """The width of a batch, from the length of its longest row. It is at least this length, and monotonic."""
         raise self.without_lengths()
 
     def longest_row(self) -> tuple[int, dict[str, Any]] | None:
@@ -155,9 +155,9 @@ class Stream(ABC, Generic[B]):
         return {}
 
     def for_state(self, state: Mapping[str, Any]) -> Self:
-        """The stream as the state knew it. Raises where the state belongs to another one.
+        """The stream in its saved state. Raises if the state belongs to another stream.
 
-        Position, plan and steps of the state were checked.
+        Position, plan and steps of the state are already checked.
         """
         return self
 
@@ -165,14 +165,14 @@ class Stream(ABC, Generic[B]):
         """A kept plan, by its fingerprint."""
         return None
 
-    # Facts that only reading shows
+    # Facts learned by reading
 
     def why_uncounted(self) -> SpecError | None:
-        """Why the number of batches is not known yet."""
+        """The error that says why the number of batches is not known yet."""
         return None
 
     def with_facts_learned(self) -> Self:
-        """The stream with the facts that reading has shown."""
+        """The stream with the facts learned by reading."""
         return self
 
     def note_batch(self, batch: Any) -> int | None:
@@ -180,7 +180,7 @@ class Stream(ABC, Generic[B]):
         return None
 
     def end_of_run(self, position: int) -> EndOfRun | None:
-        """Why the run is over, if not because the plan ends."""
+        """The reason for the end of the run, if it is not the end of the plan."""
         return None
 
     # Records and reports
@@ -189,7 +189,7 @@ class Stream(ABC, Generic[B]):
         """Start background work for a loader over the stream."""
 
     def keep(self, plan: Plan) -> Self:
-        """Store the plan, as the loader cut it, beside the data. Returns the stream of the stored plan."""
+        """Store the plan, with the loader's steps, beside the data. Return the stream of the stored plan."""
         return self
 
     def amended(self, cursor: int, epochs: int | None, **asked: Any) -> Self:
@@ -212,7 +212,7 @@ class Stream(ABC, Generic[B]):
         return "rows"
 
     def in_words(self, plan: Plan) -> str:
-        """The lines of a loader's repr about its data. `plan` has the record of how it was cut into batches."""
+        """The lines of a loader's repr about its data. `plan` has the record of its steps."""
         return repr(plan)
 
 

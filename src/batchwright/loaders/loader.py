@@ -1,6 +1,6 @@
-"""The loader: one cursor over a stream of rows, and the batches that it hands over.
+"""The loader: one cursor over a stream of rows, and its batches.
 
-The cursor is a position. It moves when a batch is handed to the caller, never when one is made ahead of need. All else
+The cursor is a position. It moves when a batch is handed to the caller, not when a batch is made ahead. Everything else
 follows from the position: the next batch, the rows seen of each source, the contents of a checkpoint.
 
     stream    rows in a fixed order            interface.py: Stream, and one file for each kind of data
@@ -71,8 +71,8 @@ class Loader(DataLoader[B]):
         epochs: int | None = 1,
         framework: Framework | None = None,
     ) -> None:
-        """`stream` is read with the settings in `asked`, `epochs` times, as arrays of `framework`. `rank` and
-        `world_size` are by default what the launcher says."""
+        """Read `stream` with the settings in `asked`, `epochs` times, as arrays of `framework`. `rank` and
+        `world_size` are the launcher's by default."""
         if framework is None:
             framework = _default_framework()
         self.making: Making = Making(
@@ -83,7 +83,7 @@ class Loader(DataLoader[B]):
         ranks = find_ranks(rank, world_size, asked["mesh"])
         self.this_run: Run = Run.of(stream, asked, ranks, SETTINGS["epochs"].checked(epochs))
         self.record: Record = self.this_run.first_record()
-        """How the run cut batches so far."""
+        """The record of the run's steps so far."""
         self._position = 0
         self._batches: Batches[B] | None = None
         self._made: Made[B] | None = None
@@ -133,23 +133,23 @@ class Loader(DataLoader[B]):
 
     @property
     def epochs(self) -> int | None:
-        """How often the data is read; None never ends."""
+        """The number of passes over the data; None never ends."""
         return self.this_run.num_epochs
 
     @property
     def batch_size(self) -> int:
-        """Rows of a batch over all ranks together; 0 where batches are cut by tokens."""
+        """Rows of a batch over all ranks together; 0 if batches are cut by tokens."""
         return self.this_run.batch_size
 
     @property
     def batch_tokens(self) -> int | None:
-        """The most tokens of a batch over all ranks, padding included; None where batches are cut by count."""
+        """The largest number of tokens of a batch over all ranks, with padding; None if batches are cut by count."""
         budget = self.this_run.budget or self.stream.budget
         return getattr(budget, "batch_tokens", None)
 
     @property
     def plan(self) -> Plan:
-        """The plan of the rows, with the record of how this loader cut them into batches."""
+        """The plan of the rows, with the record of this loader's steps."""
         run, world_size = self.this_run, self.world_size
         if run.cost:  # the ranks of balanced rows do not follow from their places in the batch
             world_size = 1
@@ -157,12 +157,12 @@ class Loader(DataLoader[B]):
 
     @property
     def position(self) -> int:
-        """Rows of the global stream that were handed over, on all ranks together."""
+        """The number of rows of the global stream that were handed over, on all ranks together."""
         return self._position
 
     @property
     def step(self) -> int:
-        """Batches that were handed over."""
+        """The number of batches that were handed over."""
         return self.this_run.step_of(self.record, self._position)
 
     @property
@@ -170,7 +170,7 @@ class Loader(DataLoader[B]):
         return self.this_run.epochs.number(self._position)
 
     def get_num_batches(self, batch_size: int | None = None) -> int:
-        """Batches of `batch_size` rows per epoch (of the one that the cursor is in): the same on every rank."""
+        """The number of batches of `batch_size` rows in the cursor's epoch. It is the same on every rank."""
         rows = self._rows_asked(batch_size)
         if unknown := self.stream.why_uncounted():
             raise unknown
@@ -180,18 +180,18 @@ class Loader(DataLoader[B]):
         try:
             return self.get_num_batches()
         except SpecError as error:
-            raise TypeError(str(error)) from None  # list(loader) asks, and takes this as an answer
+            raise TypeError(str(error)) from None  # list(loader) asks for a length, and accepts a TypeError
 
     # Batches
 
     def get_batch(self, batch_size: int | None = None) -> B:
-        """The next batch, of `batch_size` rows over all ranks together. Goes on into the next epoch, if one is left."""
+        """The next batch, of `batch_size` rows over all ranks together. It continues into the next epoch, if any."""
         rows = self._rows_asked(batch_size)
         began = time.perf_counter()
         self._generation += 1
         ready = next(self._ready(rows), None)
         if ready is None:
-            self._close()  # of raw files it is known only now where the epoch ended
+            self._close()  # the end of an epoch of raw files is known only now
             if not self.is_over:
                 ready = next(self._ready(rows), None)
         if ready is None:
@@ -209,7 +209,7 @@ class Loader(DataLoader[B]):
         if is_over:
             if self._handed_any:
                 raise self.this_run.end_of_run(self._position)
-            return iter(())  # a finished run, restored: nothing is left to do, and that is not an error
+            return iter(())  # a finished run was restored: no batch is left, which is not an error
         self._generation += 1
         return self._iterate(self._generation, self.this_run.epoch_end(position))
 
@@ -219,7 +219,7 @@ class Loader(DataLoader[B]):
         return self.this_run.begin(self._position, self.record)[1]
 
     def begin_pass(self) -> tuple[int, bool]:
-        """(where the next pass begins, whether the run is over). A validation split is read from its first row."""
+        """(position of the next pass, whether the run is over). A validation split is read from its first row."""
         position, is_over = self.this_run.begin(self._position, self.record)
         if self.this_run.plan.sources[0].split == "val" and (self._handed_any or is_over):
             self.reset()
@@ -257,7 +257,7 @@ class Loader(DataLoader[B]):
         return batch
 
     def _rows_asked(self, batch_size: int | None) -> int:
-        """Rows of a batch: as asked, or the loader's own number."""
+        """The number of rows of a batch: `batch_size`, or the loader's own number."""
         if batch_size is None:
             return self.batch_size
         if (tokens := self.batch_tokens) is not None:
@@ -271,9 +271,9 @@ class Loader(DataLoader[B]):
         return rows
 
     def _ready(self, rows: int) -> Made[B]:
-        """The batches from the cursor on. The cursor follows each one that is taken, and closes them where it jumps."""
+        """The batches from the cursor on. The cursor moves with each taken batch. A jump closes the iterator."""
         if self._made is not None and getgeneratorstate(self._made) == GEN_CLOSED:
-            self._made = None  # a read failed in it, and is tried again
+            self._made = None  # a read failed in it and is repeated
         if self._made is None or self._made_rows != rows:
             self._close()
             self._made_rows, self._batches = rows, self._batches_of(rows)
@@ -297,7 +297,7 @@ class Loader(DataLoader[B]):
             self.this_run = replace(self.this_run, stream=stream)
 
     def _record(self, rows: int) -> Record:
-        """How the run cut batches so far, and goes on from the cursor with `rows` a step."""
+        """The record of the run's steps so far, continued from the cursor with steps of `rows` rows."""
         if self.this_run.budget is not None or rows == self.record[-1][2]:
             return [list(entry) for entry in self.record]
         return self.this_run.continued(self.record, self._position, rows)
@@ -305,7 +305,7 @@ class Loader(DataLoader[B]):
     def turns(self, worker: int, workers: int, taken: int = 0) -> Iterator[B]:
         """Batches worker, worker + workers, ... from the cursor to the end of its epoch, less the first `taken`.
 
-        For processes that take turns: together they give what get_iterator gives. The cursor stays where it is.
+        Processes take turns with it: together they give the batches of get_iterator. The cursor does not move.
         """
         start, is_over = self.this_run.begin(self._position, self.record)
         if is_over:
@@ -314,7 +314,7 @@ class Loader(DataLoader[B]):
         return batches.turns(start, worker + taken * workers, workers, self.this_run.epoch_end(start))
 
     def follow(self, begin: Callable[[], Iterable[T]]) -> Iterator[T]:
-        """Hand over batches that are made elsewhere, one for each step from the cursor on, and move the cursor.
+        """Hand over batches that other processes make, one for each step from the cursor on, and move the cursor.
 
         `begin` starts to make them from the cursor on. It is called again if the plan is amended on the way.
         """
@@ -347,7 +347,7 @@ class Loader(DataLoader[B]):
     # The cursor
 
     def state_dict(self) -> State:
-        """Where this loader is: JSON, tens of bytes, for any number of ranks and workers."""
+        """The state of this loader: tens of bytes of JSON, valid for any number of ranks and workers."""
         state = state_at(self._position, self.stream.plan.fingerprint, self.record)
         if self.this_run.budget is not None:
             batch_in_block = BudgetCut(self.record, self.this_run.blocks).in_block(self._position)
@@ -356,8 +356,8 @@ class Loader(DataLoader[B]):
         return state | self.stream.extra_state(self._position)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue at `state`, exactly where a loader of the same plan was. Another batch size (by tokens: another
-        budget), other ranks or workers are fine."""
+        """Continue exactly at the `state` of a loader of the same plan. The batch size (or token budget) and the
+        numbers of ranks and workers may differ."""
         position, plan, steps = _read(state)
         stream = self.stream.for_state(state)
         run, mine = replace(self.this_run, stream=stream), stream.plan
@@ -378,14 +378,14 @@ class Loader(DataLoader[B]):
             continued = run.continued(steps, position, run.batch_size)
         else:
             continued = steps
-        if is_amended:  # epochs may end elsewhere now; steps are counted on
+        if is_amended:  # the ends of epochs may have moved; steps keep their numbers
             older = replace(mine, amendments=mine.amendments[: mine.lineage.index(plan)])
             continued = run.renumbered(continued, position, step_of_position(steps, position, **older.epoch_spec))
         self._turn_to(stream)
         self.go_to(position, continued)
 
     def seek(self, *, step: int | None = None, position: int | None = None) -> None:
-        """Go to a `step` or a `position`, at once. (By tokens, all blocks before are cut for it, once.)"""
+        """Go to a `step` or a `position` directly. (With a token budget, all earlier blocks are cut for it, once.)"""
         if (step is None) == (position is None):
             raise SpecError("seek takes step= or position=", parameter="step", remedy="seek(step=1000)")
         if self.stream.budget is not None and step is not None:
@@ -415,7 +415,7 @@ class Loader(DataLoader[B]):
         self.go_to(position, kept)
 
     def reset(self, epoch: int = 0) -> None:
-        """Back to the first row of an `epoch`, with steps counted as if everything before it was read."""
+        """Go back to the first row of an `epoch`. Steps are counted as if all earlier rows were read."""
         begin, record = 0, self.this_run.first_record()
         if at_least(0, epoch=epoch):
             begin = self.this_run.begin_of_epoch(epoch)
@@ -423,7 +423,7 @@ class Loader(DataLoader[B]):
         self.go_to(begin, record)
 
     def go_to(self, position: int, record: Record) -> None:
-        """Put the cursor at a `position`. `record` is how batches were cut before it."""
+        """Put the cursor at a `position`. `record` has the steps before it."""
         self._close()
         self._position, self.record, self._handed_any = position, record, False
         self._generation += 1
@@ -439,14 +439,14 @@ class Loader(DataLoader[B]):
         num_rows: int | None = None,
         num_tokens: int | None = None,
     ) -> Plan:
-        """Change the plan from the cursor on (or from a later position `at`), and go on with it. Returns the new plan.
+        """Change the plan from the cursor on (or from a later position `at`). Return the new plan.
 
-        `weights` as when opening, from `at` on. `add` has sources that join or have grown, by name. `skip` is (first,
-        last), a position, or a list of these. `max_epochs` sets caps anew, `num_rows` or `num_tokens` where the stream
-        ends, counted from its beginning. docs/mixing.md has a table.
+        `weights` are as when opening, from `at` on. `add` has new or grown sources, by name. `skip` is (first, last), a
+        position, or a list of these. `max_epochs` replaces the caps. `num_rows` or `num_tokens` sets the end of the
+        stream, counted from its beginning. docs/mixing.md has a table.
 
-        Nothing before changes, every source goes on where it is, and states that were saved before still load. An
-        iteration that is under way goes on with the amended plan. Call it on every rank alike: `check_sync` proves it.
+        Earlier rows do not change, every source continues from its current row, and saved states still load. A running
+        iteration continues with the amended plan. Make the same call on every rank; `check_sync` verifies it.
         """
         if self.this_run.budget is not None:
             raise SpecError(
@@ -468,7 +468,7 @@ class Loader(DataLoader[B]):
     # Statistics
 
     def stats(self) -> dict[str, Any]:
-        """Where the run is, from the position alone (so also right after a resume), and how long the caller waited."""
+        """The progress of the run, from the position alone (so valid after a resume), and the caller's waiting time."""
         waited, now = 0.0, time.perf_counter()
         if self._started_seconds is not None and now > self._started_seconds:
             waited = 100 * self._wait_seconds / (now - self._started_seconds)
@@ -489,11 +489,11 @@ class Loader(DataLoader[B]):
     # Ranks and processes
 
     def check_sync(self, group: ProcessGroup | None = None) -> SyncReport:
-        """Prove, under torch.distributed, that all ranks belong to one run. Call it on every rank: all raise, or none.
+        """Verify, under torch.distributed, that all ranks belong to one run. Call it on every rank: all raise, or none.
 
-        All must hold the same plan, position, batch size and sharding; every share of a batch must have its rank; and
-        replicas (tensor, pipeline, context parallel) must get an equal next batch. The cursor stays where it is.
-        `group` is the processes that train together: by default all.
+        All ranks must have the same plan, position, batch size and sharding. Every share of a batch must have its rank.
+        Replicas (tensor, pipeline, context parallel) must get an equal next batch. The cursor does not move.
+        `group` is the group of processes that train together, by default all.
         """
         batch, failure = digests_of_next(lambda: self.stream.part_to_compare(self.twin(alone=True).get_batch()))
         settings = {**self.this_run.settings_to_compare(), "position": self._position, "steps": self.record}
@@ -501,10 +501,10 @@ class Loader(DataLoader[B]):
         return check_standing(mine, self.stream.plan, group)
 
     def twin(self, framework: Framework | None = None, *, alone: bool = False) -> Self:
-        """A loader at the same place, with a cursor of its own: for another `framework`, or without helpers, in a
-        process that is one itself (`alone`)."""
+        """A loader at the same position with its own cursor. It can be for another `framework`. With `alone` it has no
+        helper threads or processes, for use in a process that is itself a helper."""
         twin = copy.copy(self)  # shares no batches in the making: see __getstate__
-        twin._turn_to(copy.copy(self.stream))  # memory of its own
+        twin._turn_to(copy.copy(self.stream))  # with its own memory
         name = framework or self.making.framework
         twin.making = Making(name) if alone else replace(self.making, framework=name)
         return twin
@@ -542,7 +542,7 @@ def _read(state: Mapping[str, Any]) -> tuple[int, str, Record]:
 
 
 def _is_record(steps: Record) -> bool:
-    """Whether these are entries of one kind (rows or tokens), in order, from step 0 at position 0 on."""
+    """Whether the entries have one kind (rows or tokens) and are in order, from step 0 at position 0 on."""
     lengths = {len(entry) for entry in steps}
     sizes = [size for entry in steps for size in entry[2:]]
     return lengths in ({3}, {4}) and min(sizes) >= 1 and steps[0][:2] == [0, 0] and steps == sorted(steps)

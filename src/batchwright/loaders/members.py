@@ -31,7 +31,7 @@ class Member(NamedTuple):
     stream: TokenStream
     row_tokens: int
     rows: RowSpec | None = None
-    """How its rows are made of whole documents; None: they are windows over all of its tokens."""
+    """Its rows of whole documents; None: its rows are windows over all of its tokens."""
     pad: int | None = None
     """The token that fills up such rows."""
 
@@ -44,11 +44,11 @@ class Member(NamedTuple):
 def flatten(
     sources: Any, *, chunk_size: int | None, split: str, has_weights: bool = True
 ) -> tuple[list[Member], Shares]:
-    """Every single source, and its share in its entry if that is a mixture itself.
+    """Every single source, and its share in its entry if the entry is a mixture.
 
-    A store or a loader with several sources becomes name/source for each of them; a loader's own order, cursor and seed
-    are not used. One store alone, without a name, keeps the names of its own sources. Without weights, a mixture by
-    weights inside is refused: its weights would be lost.
+    A store or a loader with several sources becomes name/source for each of them. A loader's own order, cursor and seed
+    are not used. A single store without a name keeps the names of its sources. Without weights, a nested mixture by
+    weights is refused, because its weights would be lost.
     """
     if not isinstance(sources, Mapping):
         members = _members_of(None, sources, chunk_size, split, has_weights)
@@ -56,7 +56,7 @@ def flatten(
     if not sources:
         raise SpecError("a mixture of no sources", parameter="sources", remedy="sources={'web': 'web.store', ...}")
     asked = chunk_size
-    if chunk_size is None:  # stores beside loaders have rows as long as theirs
+    if chunk_size is None:  # the rows of stores are as long as those of loaders
         chunk_size = next((s.plan.row_tokens for s in sources.values() if _has_windows(s)), None)
     found: dict[str, Member] = {}
     shares: dict[str, float | None] = {}
@@ -84,7 +84,7 @@ def _add(found: dict[str, Member], shares: dict[str, float | None], entry: str, 
 
 
 def _shares(source: Any, members: list[Member]) -> list[float | None]:
-    """The share of each member in its entry: by the weights of a loader, else by rows. None for one alone."""
+    """The share of each member in its entry: by the weights of a loader, else by rows; None for a single member."""
     if len(members) == 1:
         return [None]
     weights = None
@@ -123,7 +123,7 @@ def _members_of(name: Any, source: Any, chunk_size: int | None, split: str, has_
 
 
 def without_short(streams: list[TokenStream], chunk_size: int) -> list[TokenStream]:
-    """The streams that have a row. Where none has, all of them: opening one says why."""
+    """The streams that have a row. If none has a row, all streams are returned, and opening one raises the error."""
     long_enough = [stream for stream in streams if stream.num_tokens > chunk_size]
     if not long_enough:
         return streams

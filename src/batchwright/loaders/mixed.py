@@ -28,13 +28,13 @@ class MixedDataLoader(Loader[TrainingBatch]):
     MixedDataLoader(sources, Mixture(temperature=3.3), chunk_size=2048)           sizes, flattened
     MixedDataLoader(sources, plan="3f2a91c04be7d155")                             exactly the rows of a run that was
 
-    Of a loader only its rows are used: not its cursor, order or seed. A mixture inside is flattened: its sources are
-    called outer/inner, and share their entry's weight.
+    A loader as a source gives only its rows; its cursor, order and seed are not used. A nested mixture is flattened.
+    Its sources are called outer/inner, and share their entry's weight.
 
-    `Mixture(max_epochs=)` caps how often a source is read: by name, or one number for all. `exhausted` says what
-    happens when a source has given its rows. "repeat": without a cap it starts over, shuffled anew; at its cap it
-    leaves, and the others share its place. "renormalise": it leaves at its cap, or after one epoch. "stop": the stream
-    ends there. `num_rows`, `num_tokens` or `stop` ("first_exhausted", "all_exhausted") end it anywhere else.
+    `Mixture(max_epochs=)` caps the passes over a source, by name, or with one number for all. `exhausted` selects what
+    happens at the end of a source. "repeat": a source without a cap starts over, shuffled anew; at its cap it leaves,
+    and the others share its place. "renormalise": it leaves at its cap, or after one epoch. "stop": the stream ends
+    there. `num_rows`, `num_tokens` or `stop` ("first_exhausted", "all_exhausted") set another end.
 
     Without weights, temperature or caps an epoch is every row of every source once, in natural proportion.
     """
@@ -64,7 +64,7 @@ class MixedDataLoader(Loader[TrainingBatch]):
         run. `epochs=None` never ends.
 
         Batches: `batch_size` rows over all ranks together (8), or a `Batching`; arrays of `framework`; with `fields`.
-        `rank` and `world_size` are by default what the launcher says. `delivery` says how batches are made in time.
+        `rank` and `world_size` are the launcher's by default. `delivery` controls threads and worker processes.
         docs/settings.md has all settings.
         """
         asked = asked_of(locals())
@@ -85,14 +85,14 @@ def _open(sources: Any, plan: PlanLike | None, asked: Asked) -> StoreStream:
 
 
 def _stores_of(source: Any) -> list[Any]:
-    """The stores of a source, which is a store or a loader over some."""
+    """The stores of a source, which is a store or a loader over stores."""
     if isinstance(source, Loader) and isinstance(source.stream, StoreStream):
         return list(source.stream.stores)
     return [source]
 
 
 def plan_mixture(sources: Any, asked: Asked) -> tuple[Plan, dict[str, TokenStream]]:
-    """(the plan that a loader with these settings runs, its streams). Reads no tokens and keeps nothing."""
+    """(the plan of a loader with these settings, its streams). No tokens are read and nothing is stored."""
     pad = asked["pad"]
     if isinstance(pad, str):
         raise SpecError(

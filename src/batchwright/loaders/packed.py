@@ -1,7 +1,7 @@
 """Rows of whole documents over a store: the row index, read from its file or planned anew, and the masks.
 
-The index is a function of the documents and a RowSpec. Its file is in the store's folder, named by a hash of both. An
-index that is missing or damaged is made again.
+The index is a function of the documents and a RowSpec. Its file is in the store's folder, named by a hash of both. A
+missing or damaged index is made again.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def spec_of_entry(rows: tuple[tuple[str, Any], ...]) -> RowSpec:
 
 
 def open_samples(stream: TokenStream, spec: RowSpec, name: str | None = None) -> SampleRows:
-    """The rows that a spec makes of the documents of a stream. Opened again, they cost nothing."""
+    """The rows of a stream's documents by a spec. Opening them again costs nothing."""
     opened = stream.__dict__.setdefault("_opened_samples", {})
     if spec not in opened:
         opened[spec] = _open(stream, spec, name or stream.name)
@@ -60,7 +60,7 @@ def _open(stream: TokenStream, spec: RowSpec, name: str) -> tuple[Any, ...]:
     trained = sides = None
     columns: dict[str, Any] = {}
     if spec.loss is not None:
-        from batchwright.prepare.chat.policy import LossPolicy  # plain text does without
+        from batchwright.prepare.chat.policy import LossPolicy  # plain text does not need it
 
         starts, fields = stream.token_spans()
         trained = SpanWeights(starts, fields["stop"], LossPolicy.parse(spec.loss).weights(starts, fields))
@@ -105,7 +105,7 @@ def _find(store: Path, key: str, borders: Any) -> RowIndex | None:
 
 
 def _read(path: Path, num_tokens: int, num_documents: int) -> RowIndex:
-    """An index from its file, mapped. Its numbers become addresses, so its hash must be right."""
+    """An index, memory-mapped from its file. Its numbers become addresses, so its hash must be right."""
     import pyarrow as pa
 
     from batchwright.columns.arrays import records_of
@@ -127,7 +127,7 @@ def _read(path: Path, num_tokens: int, num_documents: int) -> RowIndex:
 
 
 def _keep(store: Path, key: str, index: RowIndex) -> None:
-    """Write an index beside its store, or under $BATCHWRIGHT_HOME where the store cannot be written."""
+    """Write an index beside its store, or under $BATCHWRIGHT_HOME if the store is read-only."""
     import pyarrow as pa
 
     from batchwright.columns.arrays import records_to_arrow

@@ -1,4 +1,4 @@
-"""Batches of steps that are planned one by one: by a budget of tokens, or balanced over ranks."""
+"""Batches of planned steps: cut by a budget of tokens, or balanced over ranks."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from batchwright.order.budget import BLOCK_ROWS
 __all__ = ["PlannedBatches"]
 
 _BYTES_PER_TOKEN = 8 * 7
-"""Of all arrays of a batch together, as CountedBatches counts them."""
+"""The bytes of all arrays of a batch together, as CountedBatches counts them."""
 
 
 class PlannedBatches(FlowBatches):
-    """One rank's batches of a run whose steps are planned, each gathered by itself."""
+    """One rank's batches of a run with planned steps. Each batch is gathered separately."""
 
     def __init__(self, stream: BlockStream, run: Run, rows: int, record: Record, making: Making, flow: Flow) -> None:
         super().__init__(stream, run, record, making, flow)

@@ -36,7 +36,7 @@ _POOL_BYTES = 1 << 30
 
 
 def plan_sources(members: Sequence[Member], asked: Asked, shares: Shares | None = None, pad: int | None = None) -> Plan:
-    """The plan of some sources, mixed as asked. `shares` has every name that weights may use."""
+    """The plan of some sources, mixed by the settings. `shares` has every name that weights may use."""
     names = [member.name for member in members]
     split, seed, recut = asked.get("split", "train"), asked.get("seed", 0), asked.get("recut", True)
     shuffle = shuffle_of(asked["shuffle"], split)
@@ -75,7 +75,7 @@ def plan_sources(members: Sequence[Member], asked: Asked, shares: Shares | None 
 def open_plan(
     stores: Any, plan: Any, asked: Asked, names: Sequence[str] = (), *, pad_to: str = "max_length", **meant: Any
 ) -> StoreStream:
-    """The stream of a kept plan. Settings that the plan has otherwise are refused."""
+    """The stream of a kept plan. Settings that contradict the plan are refused."""
     made = find_plan(stores, plan)
     streams = streams_for_plan(stores, made)
     refuse_other_settings(made, asked, names, **meant)
@@ -99,7 +99,7 @@ def source_of(rows: WindowRows | SampleRows, row_tokens: int) -> PlanSource:
 
 
 def refuse_other_settings(plan: Plan, asked: Asked, names: Sequence[str] = (), **meant: Any) -> None:
-    """Refuse settings that a plan has otherwise. `names`: further sources that weights may name; `meant` as in
+    """Refuse settings that contradict a plan. `names`: further sources that weights may name; `meant` as in
     `Asked`."""
     sources = [source.name for source in plan.all_sources]
     if asked["weights"] is not None:
@@ -125,7 +125,7 @@ def shuffle_of(asked: str | bool | None, split: str) -> str:
 
 
 def end_of_mixture(plan: Plan, *, num_rows: int | None, num_tokens: int | None, stop: str | None) -> int | None:
-    """Rows after which a mixture ends; None for one that does not."""
+    """The number of rows after which a mixture ends; None for an endless mixture."""
     if num_rows is not None:
         return at_least(1, num_rows=num_rows)
     if stop is not None:
@@ -148,7 +148,7 @@ def end_of_mixture(plan: Plan, *, num_rows: int | None, num_tokens: int | None, 
 
 
 def refuse_ends(has_weights: bool, whose: str, remedy: str, **ends: Any) -> None:
-    """Refuse ends of a mixture where there is none, and two of them."""
+    """Refuse ends without a mixture, and two ends at once."""
     given = [name for name, value in ends.items() if value is not None]
     if given and not has_weights:
         raise SpecError(f"{given[0]}= ends a mixture; {whose} has no weights", parameter=given[0], remedy=remedy)
@@ -157,7 +157,7 @@ def refuse_ends(has_weights: bool, whose: str, remedy: str, **ends: Any) -> None
 
 
 def _segments(members: Sequence[Member], asked: Asked, shares: Shares) -> Segments:
-    """Weights as asked for entries, by single source; without weights, sizes flattened by a temperature."""
+    """Requested weights of entries, by single source. Without weights, sizes are flattened by a temperature."""
     weights, temperature = asked["weights"], asked["temperature"]
     if weights is not None or temperature is None:
         return segments_of(weights, list(shares), shares, temperature=temperature)
@@ -191,7 +191,7 @@ def _refuse_pairs_beside_others(members: Sequence[Member]) -> None:
 
 
 def _row_tokens(members: Sequence[Member], pad: int | None) -> int:
-    """Tokens of a row: the same for all sources, unless shorter ones are padded."""
+    """Tokens of a row. All sources have the same number, unless shorter rows are padded."""
     longest = max(members, key=lambda member: member.row_tokens)
     if pad is not None:
         at_least(0, pad=pad)
@@ -208,7 +208,7 @@ def _row_tokens(members: Sequence[Member], pad: int | None) -> int:
 
 
 def _pad(members: Sequence[Member], row_tokens: int, pad: int | None) -> int | None:
-    """The token that fills up rows, where some are shorter than others."""
+    """The token that fills up rows, if some rows are shorter than others."""
     of_samples = next((member.pad or 0 for member in members if member.rows is not None), None)
     if of_samples is None and all(member.row_tokens == row_tokens for member in members):
         return None
@@ -231,7 +231,7 @@ def _pool(shuffle: str, pool_rows: int | None, row_bytes: list[int]) -> tuple[in
 
 
 def _lanes(asked: Asked, shuffle: str, *, is_capped: bool) -> tuple[int, int] | None:
-    """(lanes, rows that each gets of a batch)."""
+    """(lanes, rows of each lane in a batch)."""
     lanes, rows = asked["lanes"], asked.get("batch_size", SETTINGS["batch_size"].default)
     if lanes is None:
         return None

@@ -44,7 +44,7 @@ class PretrainDataLoader(Loader[TrainingBatch]):
     PretrainDataLoader(recipe, chunk_size=2048)                           raw files as a DatasetRecipe says
 
     Without weights an epoch is every row of every source once, in natural proportion. With weights the stream has no
-    end, unless the mixture says one; a source that runs out starts over, shuffled anew.
+    end, unless the mixture sets one. A source that runs out starts over, shuffled anew.
     """
 
     def __init__(
@@ -71,13 +71,13 @@ class PretrainDataLoader(Loader[TrainingBatch]):
         """Data: `path` is a store, raw files with a `tokenizer`, or a recipe; beside a store, the tokenizer must be the
         store's own. `split` is "train" or "val". `streaming` reads raw files without a bake.
 
-        Rows: `chunk_size` tokens each. `packing` makes them of whole documents ("best_fit", "first_fit" or "greedy").
+        Rows: `chunk_size` tokens each. `packing` ("best_fit", "first_fit" or "greedy") makes rows of whole documents.
 
         Order: `seed`; `shuffle` is "global", "pool", "none", or a `Shuffle`. `plan` gives exactly the rows of another
         run. `weights` mix the sources, by name, or as a `Mixture`. `epochs=None` never ends.
 
         Batches: `batch_size` rows over all ranks together (8), or a `Batching`; arrays of `framework`; with `fields`.
-        `rank` and `world_size` are by default what the launcher says. `delivery` says how batches are made in time.
+        `rank` and `world_size` are the launcher's by default. `delivery` controls threads and worker processes.
         docs/settings.md has all settings.
         """
         asked = asked_of(locals())
@@ -118,9 +118,9 @@ def _store_of(path: CorpusLike, tokenizer: TokenizerLike | None) -> Store:
 
 
 def make_plan(store: Store, asked: Asked) -> Plan:
-    """The plan that a loader with these settings runs. Reads no tokens and keeps nothing.
+    """The plan of a loader with these settings. No tokens are read and nothing is stored.
 
-    (Of rows that are packed it keeps the index: it is needed to count them.)
+    (The index of packed rows is stored, because it is needed to count them.)
     """
     refuse_conversations(store)
     chunk_size, split = asked["chunk_size"], asked.get("split", "train")
@@ -136,15 +136,15 @@ def make_plan(store: Store, asked: Asked) -> Plan:
 
 
 def packed_members(streams: list[TokenStream], asked: Asked) -> list[Member]:
-    """Text as rows of whole documents, as a plan takes it."""
+    """The members of text as rows of whole documents."""
     chunk_size, pad = asked["chunk_size"], asked["pad"]
     rows = RowSpec(chunk_size, asked["packing"], "split")
-    not_empty = [stream for stream in streams if stream.num_tokens] or streams[:1]  # which says that it has no rows
+    not_empty = [stream for stream in streams if stream.num_tokens] or streams[:1]  # its error says that it has no rows
     return [Member(s.name, s, chunk_size, rows=rows, pad=_pad_of(s.store, pad)) for s in not_empty]
 
 
 def _pad_of(store: Store, asked: int | str | None) -> int:
-    """The token that fills up packed rows: any will do, because masks come from lengths."""
+    """The token that fills up packed rows. Any token works, because masks come from lengths."""
     if asked is None:
         return int(store.manifest.tokenizer["eos"] or 0)
     if not isinstance(asked, int) or asked >= store.vocab_size:

@@ -66,9 +66,9 @@ def _with_its_own(recipe: DatasetRecipe, **given: Any) -> DatasetRecipe:
 
 
 def bake_to_cache(recipe: DatasetRecipe) -> Store:
-    """The store of some raw files in their order, under $BATCHWRIGHT_HOME: baked once, and again when they change.
+    """The store of some raw files in their order, under $BATCHWRIGHT_HOME. It is baked once, and again on changes.
 
-    It is named by the recipe and the paths of the files. Ranks that open it at the same time wait for the one that
+    The recipe and the paths of the files give its name. Ranks that open it at the same time wait for the rank that
     bakes.
     """
     # By the paths as the user gave them, not by the files found: new files are baked into the same store.
@@ -96,7 +96,7 @@ def bake_to_cache(recipe: DatasetRecipe) -> Store:
 
 
 def _paths(ingredient: Ingredient) -> list[str] | None:
-    """Paths, folders or globs as they were given, from the root; None for rows in memory."""
+    """The user's paths, folders or globs, made absolute; None for rows in memory."""
     if ingredient.is_memory:
         return None
     paths = ingredient.source

@@ -1,7 +1,7 @@
-"""Rows of raw files: documents tokenised as they are read, and windows over them, from any known place on.
+"""Rows of raw files. Documents are tokenised while they are read; rows are windows over them, from any known place.
 
-The rows are those of a store that is baked with `shuffle=False`. The place of a row is only known once everything
-before it was read. A `Place` says it as file, record and tokens to skip, and reading goes on from there.
+The rows equal those of a store that is baked with `shuffle=False`. The place of a row is known only after everything
+before it was read. A `Place` holds file, record and tokens to skip, and reading can continue from it.
 """
 
 from __future__ import annotations
@@ -70,20 +70,20 @@ Tokenised = Iterator[tuple[Document, NDArray[Any]]]
 
 
 class SavedPlace(msgspec.Struct, kw_only=True):
-    """A place, as states hold it."""
+    """A place in the form of states."""
 
     file: str
     record: Annotated[int, msgspec.Meta(ge=0)]
     skip: Annotated[int, msgspec.Meta(ge=0)]
     start: int
-    """Where the range of the file begins."""
+    """The beginning of the range of the file."""
     first_record: Annotated[int, msgspec.Meta(ge=0)]
     check: str
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A file, or a range of one."""
+    """A file, or a range of a file."""
 
     file: str
     start: int
@@ -91,7 +91,7 @@ class _Part:
 
 
 class RawDocuments:
-    """The documents of raw files, tokenised, in order, from any of them on."""
+    """The tokenised documents of raw files, in order, from any document on."""
 
     def __init__(self, work: Work) -> None:
         self.job: DocumentJob = work.job
@@ -102,7 +102,7 @@ class RawDocuments:
         ] or [_Part("<memory>", unit.first_row, unit) for unit in work.units]
 
     def read(self, begin: Document | None = None) -> Tokenised:
-        """Documents from one on. Earlier ones of its file (or range of it) are read again, but not tokenised."""
+        """Read documents from `begin` on. Earlier ones of its file (or range) are read again, but not tokenised."""
         part, first, wanted, _ = begin or Document(0, 0, 0, "")
         waiting: list[tuple[int, int, int]] = []
         texts: list[str] = []
@@ -164,19 +164,19 @@ class RawDocuments:
 # Rows of an epoch
 
 
-class RawRow(msgspec.Struct):  # made faster than other classes, and there is one for each row
+class RawRow(msgspec.Struct):  # faster to create than other classes; there is one for each row
     """A row in the order of the stream."""
 
     tokens: NDArray[Any]
     borders: NDArray[np.int64]
     origin: Place[Document]
-    """Where it begins."""
+    """The place at which the row begins."""
     following: Place[Document]
-    """Where reading must begin for the row after it."""
+    """The place at which reading must begin for the next row."""
 
 
 class RawRows:
-    """The rows of an epoch over raw files, from any row on whose place is known."""
+    """The rows of an epoch over raw files, from any row with a known place."""
 
     plan: RawPlan
     documents: RawDocuments
@@ -185,10 +185,10 @@ class RawRows:
         self.documents, self.plan = documents, plan
 
     def read(self, epoch: int, row: int, place: Place[Document] | None, at_once: int) -> Iterator[RawRow]:
-        """Rows from `row` of an epoch on, cut `at_once` at a time where they are not shuffled in windows.
+        """Rows from `row` of an epoch on, cut `at_once` at a time if they are not shuffled in windows.
 
-        `place` is where reading must begin for that row: at its window of the shuffle, which has to be complete. None:
-        not known, so everything before it is read.
+        `place` is the place at which reading must begin: the start of the row's shuffle window, which must be complete.
+        None: unknown, so everything before it is read.
         """
         plan, offset = self.plan, self._offset(epoch)
         at, skip = 0, offset
@@ -208,7 +208,7 @@ class RawRows:
             raise PlanError(f"row {row:,} is outside of the files", remedy=f"a position from 0 to {at:,}")
 
     def _window(self, feed: WindowFeed[Document], wanted: int, epoch: int, at: int) -> list[RawRow]:
-        """The next rows of a feed, shuffled as the plan says. The first is row `at` of the epoch."""
+        """The next rows of a feed, shuffled by the plan. The first is row `at` of the epoch."""
         taken = feed.take(wanted)
         origins, following = taken.places[:-1], taken.places[1:]
         if not self.plan.shuffle_rows or not origins:
@@ -222,7 +222,7 @@ class RawRows:
         ]
 
     def _offset(self, epoch: int) -> int:
-        """Where the first row of an epoch begins: as in a store, later epochs cut at other places."""
+        """The first token of an epoch's first row. As in a store, later epochs cut rows at other places."""
         if not self.plan.recut or not epoch:
             return 0
         return key_of("recut", self.plan.seed, self.plan.sources[0].name, epoch) % self.plan.row_tokens
@@ -232,11 +232,11 @@ class RawRows:
             yield from self.documents.read()
         else:
             yield from self._checked(place)
-        if is_ring:  # the last row of a later epoch runs over the end of the files into their beginning
+        if is_ring:  # the last row of a later epoch wraps from the end of the files to their beginning
             yield from self.documents.read()
 
     def _checked(self, place: Place[Document]) -> Tokenised:
-        """The documents from a place on. The first must be the one that the place lies in."""
+        """The documents from a place on. The first must be the place's own document."""
         expected, documents = place.document, self.documents.read(place.document)
         file = self.documents.parts[expected.part].file
         for document, tokens in documents:

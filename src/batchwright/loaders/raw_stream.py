@@ -1,7 +1,7 @@
-"""The stream over raw files: the first batch at once, bounded memory, and still an exact resume.
+"""The stream over raw files: an immediate first batch, bounded memory, and an exact resume.
 
-Rows are windows over the documents in the order of the files. The place of a row is only known once everything before
-it was read, so states hold it: file, record, tokens to skip.
+Rows are windows over the documents in the order of the files. The place of a row is known only after everything before
+it was read, so states hold the place: file, record, tokens to skip.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ OnePlace = Place[Document] | None
 
 @dataclass(slots=True)
 class _Cursor:
-    """Facts about a position that only reading shows: its place, and the rows of an epoch."""
+    """Facts about a position that are learned by reading: its place, and the rows of an epoch."""
 
     position: int = 0
     place: OnePlace = None
-    """Where reading must begin for `position`; None: at the beginning of its epoch."""
+    """The place at which reading must begin for `position`; None: the beginning of its epoch."""
     epoch_rows: int | None = None
 
 
 def open_raw(path: Any, tokenizer: Any, asked: Asked) -> RawStream:
-    """The stream over raw files, as the settings say."""
+    """The stream over raw files with these settings."""
     recipe = recipe_of(path, tokenizer)
     _check_recipe(recipe)
     inputs = Inputs.of(recipe, shuffle=False)
@@ -78,7 +78,7 @@ def open_raw(path: Any, tokenizer: Any, asked: Asked) -> RawStream:
 
 
 class RawStream(BlockStream):
-    """Rows straight from raw files. How many an epoch has is known when one was read."""
+    """Rows straight from raw files. The number of rows of an epoch is known after one epoch was read."""
 
     plan: RawPlan
     prefetch = 2  # reading and tokenising take time that the training step can hide
@@ -97,7 +97,7 @@ class RawStream(BlockStream):
     def open(self, run: Run, rows: int, record: Record, making: Making) -> _RawBatches:
         return _RawBatches(self, run, rows, record, making)
 
-    # Facts that only reading shows
+    # Facts learned by reading
 
     def why_uncounted(self) -> SpecError | None:
         if self.plan.known_rows is not None:
@@ -109,7 +109,7 @@ class RawStream(BlockStream):
         )
 
     def with_facts_learned(self) -> Self:
-        """The stream that knows how many rows an epoch has, once a pass has counted them."""
+        """The stream with the number of rows of an epoch, once a pass has counted them."""
         if self.plan.known_rows is not None or self.cursor.epoch_rows is None:
             return self
         return self._with(replace(self.plan, known_rows=self.cursor.epoch_rows), self.cursor)
@@ -157,9 +157,9 @@ class _Step(NamedTuple):
     after: int
     """The position after the step."""
     place: OnePlace
-    """Where reading must begin there; None: at the beginning of its epoch."""
+    """The place at which reading must begin after the step; None: the beginning of its epoch."""
     origins: list[Place[Document]]
-    """Where each row of the global batch begins."""
+    """The place at which each row of the global batch begins."""
 
 
 class _RawBatches(BlockBatches):
@@ -187,7 +187,7 @@ class _RawBatches(BlockBatches):
             batch = self._batch(self._fields(step.block, width), 0, width, (self._raw_metadata, step.block, *step[1:]))
             self.cursor.position, self.cursor.place = step.after, step.place
             yield batch, step.after
-        # Only now: where an epoch ends, and so where a batch begins, must not depend on how far a thread had read.
+        # Facts are updated only now. The end of an epoch must not depend on the progress of a reading thread.
         self.cursor.epoch_rows = self.counted_rows
 
     def turns(self, position: int, skipped: int, every: int, stop: int | None) -> Iterator[TrainingBatch]:
@@ -221,7 +221,7 @@ class _RawBatches(BlockBatches):
         batch_rows, plan = self.cut.rows_per_step, self.rows.plan
         epoch, row = divmod(position, plan.known_rows or NEVER)
         place = None
-        if row and self.cursor.position == position:  # else it may still say where the epoch before ended
+        if row and self.cursor.position == position:  # else it may still hold the end of the previous epoch
             place = self.cursor.place
         rows = self.rows.read(epoch, row, place, batch_rows)
         while len(step := list(itertools.islice(rows, batch_rows))) == batch_rows:
@@ -238,7 +238,7 @@ class _RawBatches(BlockBatches):
         return position
 
     def _counted(self, epoch_rows: int) -> int:
-        """Rows of an epoch, which has ended; or why they are too few."""
+        """Return the rows of a finished epoch, or raise the error for too few rows."""
         tokens, known = self.row_tokens, self.rows.plan.known_rows
         if known is not None and epoch_rows != known:
             raise PlanError(
@@ -287,7 +287,7 @@ class _RawBatches(BlockBatches):
         }
 
     def _task(self, position: int, real_rows: int) -> Task:
-        """One step, of which `real_rows` rows are data."""
+        """One step with `real_rows` rows of data."""
         rows = self.cut.rows_per_step
         if self.cut.epoch_end == "short":
             rows = real_rows
@@ -314,7 +314,7 @@ def _shuffle_window(asked: Asked) -> int:
 
 
 def _check_recipe(recipe: DatasetRecipe) -> None:
-    """Refuse a recipe whose rows depend on everything that it reads."""
+    """Refuse a recipe whose rows depend on all of its data."""
     number = len(recipe.ingredients)
     for is_so, why in (
         (number != 1, f"it has {number} ingredients, and a stream has one"),

@@ -1,11 +1,11 @@
-"""Reading ahead of a loader: the order of its rows is known long before they are needed.
+"""Reading ahead of a loader. The order of its rows is known long before they are needed.
 
-A background thread follows the loader's cursor. It never makes or changes a batch: it only brings bytes of files into
-the page cache, so that the gather finds them there. What it does depends on whether the data fits into free memory:
+A background thread follows the loader's cursor. It never makes or changes a batch. It only brings bytes of files into
+the page cache, so that the gather finds them there. Its work depends on whether the data fits into free memory:
 
-fits                       everything once, block after block, beginning with what is needed first; then it ends
-does not fit, pool or none the blocks of the window that is used, then those of the next; used windows are dropped
-does not fit, global       each row by itself, some thousands ahead: many reads at once instead of one after the other
+fits                       everything once, block by block, the blocks needed first at the start; then the thread ends
+does not fit, pool or none the blocks of the current window, then those of the next; used windows are dropped
+does not fit, global       single rows, some thousands ahead; many reads run at once
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _LEAST_BYTES = 16 << 20
 """Less data than this is read faster than a thread is worth."""
 _CACHED_ENOUGH = 0.98
 _MEMORY_SHARE = 0.8
-"""Of the memory that is free: the rest is for batches, and for what the program does meanwhile."""
+"""The share of free memory for reading ahead. The rest is for batches and for the program."""
 _POLL_SECONDS = 0.02
 _END_SECONDS = 1.0
 """To wait for the thread when the process ends, at most: it may be in a read of a slow disk."""
@@ -61,7 +61,7 @@ _LOCAL_RANKS = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK")
 
 
 def start_read_ahead(loader: Loader[TrainingBatch], asked: bool | None) -> threading.Thread | None:
-    """Start to read ahead for a loader. None where that is turned off, impossible, or (by default) useless.
+    """Start to read ahead for a loader. None if that is turned off, impossible, or (by default) useless.
 
     The thread ends with the loader, or with the process. A copy of the loader has none, nor has a forked process.
     """
@@ -106,7 +106,7 @@ def _flow(loader: Loader[TrainingBatch]) -> Flow:
 
 
 def _end(thread: weakref.ref[threading.Thread], stop: threading.Event) -> None:
-    """At the end of the process: a thread that is taken down inside C++ (Arrow) takes the process down with it."""
+    """Stop the thread before the process ends. A thread killed inside C++ (Arrow) would crash the process."""
     stop.set()
     running = thread()
     if running is not None and running.is_alive():
@@ -114,14 +114,14 @@ def _end(thread: weakref.ref[threading.Thread], stop: threading.Event) -> None:
 
 
 def _is_cached(streams: list[TokenStream]) -> bool:
-    """Whether the data is in the page cache already: from a sample of some shards, spread over the streams."""
+    """Whether the data is already in the page cache, from a sample of some shards, spread over the streams."""
     spans: list[Span] = []
     for stream in streams:
         shards = len(stream.shard_tokens)
         for shard in range(0, shards, -(-shards // 16)):
             try:
                 spans += stream.spans(int(stream.token_starts[shard]), int(stream.token_starts[shard + 1]))
-            except StoreError:  # damaged: reading it will raise, and nothing is to be read ahead
+            except StoreError:  # damaged: reading it will raise, so nothing is read ahead
                 return True
     share = cached_share(spans)
     return share is not None and share >= _CACHED_ENOUGH
@@ -149,7 +149,7 @@ def _follow(ref: weakref.ref[Loader[TrainingBatch]], follower: _Blocks | _Rows, 
                 work = follower.next(loader)
             except StoreError:  # damaged: reading it will raise
                 return
-            del loader  # not held while something is read: it ends when its user drops it
+            del loader  # not referenced during a read, so that the user can drop it
             if work is None:
                 return
             if not work.do(files, stop):
@@ -162,7 +162,7 @@ def _row_bytes(rows: WindowRows) -> int:
 
 @dataclass(slots=True)
 class _Work:
-    """Reads and drops to do next, in plain numbers: holds no store."""
+    """The next reads and drops, in plain numbers, without a reference to a store."""
 
     read: list[Span] = field(default_factory=list)
     read_again: list[Span] = field(default_factory=list)
@@ -172,7 +172,7 @@ class _Work:
     """(file, where small parts of it begin, bytes of each)."""
 
     def do(self, files: FileReader, stop: threading.Event) -> bool:
-        """Do it. Returns whether there was anything to do."""
+        """Do the work. Return whether there was any."""
         files.drop(self.drop)
         for path, offsets, num_bytes in self.ask_for:
             files.ask_for(path, offsets, num_bytes)
@@ -185,7 +185,7 @@ class _Work:
 
 @dataclass(slots=True)
 class _Unit:
-    """Some consecutive rows of a stretch, read in one go."""
+    """Some consecutive rows of a stretch that are read together."""
 
     stretch: Stretch
     first_row: int
@@ -199,7 +199,7 @@ class _Unit:
 
 
 def _spans(loader: Loader[TrainingBatch], unit: _Unit) -> list[Span]:
-    """Where the tokens of a unit lie."""
+    """The byte ranges of the tokens of a unit."""
     stream, pieces = _pieces(loader, unit)
     return [span for start, stop in pieces for span in stream.spans(start, stop)]
 
@@ -227,7 +227,7 @@ class _Blocks:
     def _look_up_order(self, loader: Loader[TrainingBatch]) -> None:
         """Take the order of the loader's plan, or of this rank's lanes of it."""
         ranks = 0, 1
-        if loader.this_run.sharding.is_contiguous:  # other shares have rows of every lane
+        if loader.this_run.sharding.is_contiguous:  # other shardings have rows of every lane
             ranks = loader.rank, loader.world_size
         self.order = _flow(loader).order
         self.views: Sequence[Order | LaneView] = self.order.views(*ranks)
@@ -235,7 +235,7 @@ class _Blocks:
         self.sources: list[_Source] = []
 
     def next(self, loader: Loader[TrainingBatch]) -> _Work | None:
-        """What to do next. None: nothing, ever again."""
+        """The next work; None if there will be no more."""
         if self.order is not _flow(loader).order:  # amended
             self._look_up_order(loader)
         position, end = loader.position, loader.this_run.end
@@ -266,7 +266,7 @@ class _Blocks:
             self.sources.append(_Source(self.views[view], source, count, self.row_bytes[source]))
 
     def _has_room(self, source: _Source) -> bool:
-        """Whether the next unit fits into memory. What is needed now is read in any case."""
+        """Whether the next unit fits into memory. Rows needed now are read in any case."""
         is_needed = self.once or source.needed_at <= self.position
         return is_needed or self.held_bytes + source.unit.num_bytes <= self._budget()
 
@@ -276,7 +276,7 @@ class _Blocks:
         source.held.append(unit)
         self.held_bytes += unit.num_bytes
         if not self.once and self.order.shuffle == "pool":
-            # A row that comes too late must not read what lies around it: that is mostly not of this window.
+            # A late row must not read its surroundings, which mostly belong to other windows.
             stream, pieces = _pieces(loader, unit)
             for start, stop in pieces:
                 stream.expect_random_reads(start, stop)
@@ -285,7 +285,7 @@ class _Blocks:
             work.read = _spans(loader, unit)
 
     def _let_go(self, loader: Loader[TrainingBatch], counts: list[int], work: _Work) -> None:
-        """Unmap what was held and is used up; then the cache can forget it."""
+        """Unmap used units, so that the page cache can drop them."""
         for source, count in zip(self.sources, counts, strict=True):
             held = source.held
             while held and held[0].stretch.last <= count:
@@ -299,7 +299,7 @@ class _Blocks:
                 work.drop += _spans(loader, unit)
 
     def _look_again(self, loader: Loader[TrainingBatch], counts: list[int], work: _Work) -> None:
-        """Once a window is in use: what was read for it long ago may be gone, where memory is short."""
+        """Read a window again when it comes into use. Under memory pressure, the page cache may have lost it."""
         for source, count in zip(self.sources, counts, strict=True):
             for unit in source.held:
                 if unit.stretch.first <= count and not unit.is_needed:
@@ -307,7 +307,7 @@ class _Blocks:
                     work.read_again += _spans(loader, unit)
 
     def _budget(self) -> int:
-        """Bytes that may be held. What is held already is in the cache, so it counts as free."""
+        """The number of bytes that may be held. Bytes already held are in the cache, so they count as free."""
         now = time.monotonic()
         if now - self.measured > 1:
             self.budget, self.measured = int(available_bytes() * _MEMORY_SHARE), now
@@ -331,7 +331,7 @@ class _Source:
         return self.unit.stretch.first >= self.started_at + self.order.sizes[self.source]
 
     def skip_to(self, count: int) -> None:
-        """Pass over what was used before it could be read."""
+        """Skip rows that were used before they could be read."""
         if self.unit.stretch.last <= count:
             self._open(count)
 
@@ -353,7 +353,7 @@ class _Source:
 
 
 class _Rows:
-    """Follows a cursor row by row, for rows that lie anywhere: this rank's rows, some thousands ahead."""
+    """Follows a cursor row by row, for scattered rows: this rank's rows, some thousands ahead."""
 
     def __init__(self) -> None:
         self.position = self.done = -1
@@ -366,7 +366,7 @@ class _Rows:
             self.done, self.coming = position, self.coming[:0]
         self.position = position
         batches = loader.stream.open(loader.this_run, loader.batch_size, loader.record, loader.making)
-        assert isinstance(batches, CountedBatches)  # windows have no lengths: nothing plans their steps
+        assert isinstance(batches, CountedBatches)  # windows have no lengths, so their steps are not planned
         ahead = _ROWS_AHEAD * loader.batch_size // batches.width
         if not len(self.coming) and self.done < position + ahead:
             task = next(batches.tasks(self.done), None)

@@ -1,4 +1,4 @@
-"""Rollouts: sequences with rewards, from a list, a file, a buffer or a log, with what a policy loss needs."""
+"""The loader of rollouts, sequences with rewards from a list, a file, a buffer or a log, for policy losses."""
 
 from __future__ import annotations
 
@@ -25,15 +25,16 @@ __all__ = ["RolloutDataLoader"]
 
 
 class RolloutDataLoader(Loader[TrainingBatch]):
-    """Rollouts as batches: prompts, responses and what they were worth, aligned with targets.
+    """Rollouts as batches: prompts, responses and their rewards, aligned with targets.
 
     RolloutDataLoader(rollout_samples, tokenizer, compute_advantages=True)         a list of dicts or dataclasses
     RolloutDataLoader("rollouts.jsonl", tokenizer, "leave_one_out", epochs=4)      a file; four passes over it
     RolloutDataLoader(log, tokenizer, True, max_staleness=2, timeout=600)          a RolloutLog that others add to
 
-    `compute_advantages=True` takes what the data allows: values -> "gae", groups -> "group_relative", else
-    "reinforce" (the reward less the mean); a name asks for one, and `Advantages` says more: gamma, lam, kl_coef,
-    whitening over the global batch, another library's conventions. Groups are normalised whole, before batches are cut.
+    `compute_advantages=True` selects a method by the data: values -> "gae", groups -> "group_relative", else
+    "reinforce" (the reward less the mean). A name selects a method. `Advantages` has further settings: gamma, lam,
+    kl_coef, whitening over the global batch, another library's conventions. Whole groups are normalised before batches
+    are cut.
 
     Batches have `batch_size` rows over all ranks, or with `Batching(tokens=)` a limit of tokens, padding included;
     `Batching(balance=)` gives all ranks about the same work. `batch.metadata` has "rewards", "advantages", "returns",
@@ -62,15 +63,15 @@ class RolloutDataLoader(Loader[TrainingBatch]):
         timeout: float = 0.0,
     ) -> None:
         """Data: `rollout_data`, any source of rollouts. Text is encoded with `tokenizer` and its `chat_template`; ids
-        are below `vocab_size`. `columns` renames what rows have. Each group has `group_size` rows.
+        are below `vocab_size`. `columns` renames the columns of rows. Each group has `group_size` rows.
 
         For a RolloutLog: `max_staleness`, and `timeout`, the seconds to wait for rows. For any other source: `seed`,
         `shuffle` ("global" or "none"), `epochs`, `group_size` and `columns`. `plan` gives exactly the rows of another
         run.
 
-        Batches: `batch_size` rows over all ranks together (8), or a `Batching`; arrays of `framework`. Every row comes
-        in each epoch: its last batch is short, unless `Batching(epoch_end=)` says otherwise. `rank` and `world_size`
-        are by default what the launcher says. docs/settings.md has all settings.
+        Batches: `batch_size` rows over all ranks together (8), or a `Batching`; arrays of `framework`. Each epoch
+        has every row. Its last batch may be short, unless `Batching(epoch_end=)` says otherwise. `rank` and
+        `world_size` are the launcher's by default. docs/settings.md has all settings.
         """
         asked = Asked(batch_size=batch_size, seed=seed, shuffle=shuffle)
         asked.refuse(("pool_rows", "lanes", "recut"), "is for a shuffle in windows, and rollouts have none")
@@ -124,15 +125,15 @@ class RolloutDataLoader(Loader[TrainingBatch]):
         return super().get_batch(batch_size)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue at `state`, exactly where a loader of the same rollouts (or of the same log) was.
+        """Continue exactly at the `state` of a loader of the same rollouts (or of the same log).
 
-        Another batch size, other ranks or another number of generators are fine. The trainer's version is asked anew.
+        The batch size, the ranks and the number of generators may differ. The trainer's version must be set again.
         """
         super().load_state_dict(state)
         self._forget_version()
 
     def reset(self, epoch: int = 0) -> None:
-        """Back to the first row of an `epoch`. The trainer's version is asked anew."""
+        """Go back to the first row of an `epoch`. The trainer's version must be set again."""
         super().reset(epoch)
         self._forget_version()
 
@@ -142,7 +143,7 @@ class RolloutDataLoader(Loader[TrainingBatch]):
 
 
 def _pad_of(tokenizer: Any, asked: int | str | None) -> int:
-    """The id that fills up rows. Any id works: masks come from lengths."""
+    """The id that fills up rows. Any id works, because masks come from lengths."""
     if asked is not None:
         return at_least(0, pad=asked)
     return whole_number(pad=getattr(tokenizer, "eos_id", None) or 0)

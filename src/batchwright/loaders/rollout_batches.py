@@ -1,4 +1,4 @@
-"""From rows of rollouts to the batch of one rank, with the sums over the global batch that a loss divides by."""
+"""The batch of one rank from rows of rollouts, with the sums over the global batch that a loss divides by."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ _FIELDS = ("input_ids", "targets", "loss_mask", "attention_mask")
 
 @dataclass(slots=True)
 class BatchMaker:
-    """The part that all batches of a loader share, and the memory that they are made in.
+    """The common part of all batches of a loader, and the memory for making them.
 
-    In metadata only positions stay NumPy's: they are the loader's, not the model's.
+    Positions in metadata stay NumPy arrays, because they are for the loader, not for the model.
     """
 
     padding: Padding
@@ -93,7 +93,7 @@ class BatchMaker:
         return made
 
     def _allocate(self, shape: tuple[int, int], dtype: Any) -> NDArray[Any]:
-        """Memory that was used before and is free again: its pages exist."""
+        """Allocate memory from the pool. Reused memory already has its pages."""
         rows, width = shape
         if dtype == np.int64:
             return self.pool.take(rows, width)
@@ -105,7 +105,7 @@ class BatchMaker:
 
 
 class RolloutStream(UnkeptStream[TrainingBatch]):
-    """The part that a set of rollouts and a log share: how wide batches are."""
+    """The common part of a set of rollouts and a log: the widths of batches."""
 
     mark = "rollouts"
     has_lengths = True
@@ -141,7 +141,7 @@ class RolloutStream(UnkeptStream[TrainingBatch]):
 
 
 def _widest(pad_to: Any, longest: int) -> int:
-    """Tokens of the widest batch. Rollouts have no maximal length, so `pad_to` holds even where all are shorter."""
+    """Tokens of the widest batch. Rollouts have no maximal length, so `pad_to` holds even if all are shorter."""
     if isinstance(pad_to, int) and pad_to > 0:
         return -(-longest // pad_to) * pad_to
     if isinstance(pad_to, list | tuple):

@@ -1,4 +1,4 @@
-"""A finished set of rollouts as a stream: rows in an order that (rows, seed, epoch) fix."""
+"""A finished set of rollouts as a stream. (rows, seed, epoch) fix the order of its rows."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def open_rollouts(
 
 
 class RolloutSetStream(RolloutStream):
-    """A finished set of rollouts: shuffled, in epochs."""
+    """A finished set of rollouts, shuffled in epochs."""
 
     def __init__(self, plan: Plan, asked: Asked, rows: RolloutRows, how: dict[str, Any]) -> None:
         super().__init__(plan, asked, int(rows.lengths.max()), **how)
@@ -68,7 +68,7 @@ class RolloutSetStream(RolloutStream):
         return RolloutSetBatches(self, run.steps(rows, record), self.maker(making.framework), record)
 
     def rows_at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The rows at some positions. Thousands are looked up at once, mostly including those of a step."""
+        """The rows at some positions. Thousands are looked up together, which mostly covers a whole step."""
         first = int(positions.min()) // _LOOKED_UP_ROWS * _LOOKED_UP_ROWS
         last = first + 2 * _LOOKED_UP_ROWS
         if int(positions.max()) >= last:
@@ -119,7 +119,7 @@ class RolloutSetStream(RolloutStream):
 
 @dataclass(slots=True)
 class RolloutSetBatches:
-    """One rank's batches of a run that is cut one way."""
+    """One rank's batches of a run with fixed batch settings."""
 
     stream: RolloutSetStream
     steps: Steps
@@ -162,7 +162,7 @@ def _refuse_log(rollout_data: Any, of_a_log: Mapping[str, Any]) -> None:
 
 
 def _plan_of(rollouts: Rollouts, asked: Asked, plan: Any = None) -> Plan:
-    """The order of a stream of rollouts: as asked for, or that of a plan for the same rollouts."""
+    """The plan of a stream of rollouts: from the settings, or from a plan for the same rollouts."""
     if plan is None:
         scope = shuffle_of(asked["shuffle"], "train")
         return _plan(rollouts, asked.get("seed", 0), scope, asked.get("epoch_end", "short"))
@@ -203,7 +203,7 @@ def _plan(rollouts: Rollouts, seed: int, shuffle: str, epoch_end: str) -> Plan:
 
 
 def _plan_of_state(rollouts: Rollouts, state: Mapping[str, Any]) -> Plan:
-    """The plan of a run, from the settings in its state: plans of rollouts are not stored."""
+    """The plan of a run, from the settings in its state. Plans of rollouts are not stored."""
     try:
         settings = dict(state["rollouts"])
         content = str(settings.pop("content"))

@@ -1,7 +1,7 @@
-"""The rows of a rollout log as a stream: in the order in which the journal says that they are used.
+"""The rows of a rollout log as a stream, in the order of use that the journal records.
 
-A group is decided on when it is first asked for, and journaled before any trainer gets it. So a position gives the same
-rows for ever: on every rank, and again after a restart.
+A group is chosen on first request, and journaled before any trainer gets it. So the rows of a position never change, on
+any rank and after a restart.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def open_log(
         uneven=bool(asked["uneven"]) or asked["equal_counts"] is False,
     )
     reader = LogReader(log, read, how["estimator"], policy, timeout, by_count=budget is None)
-    if budget is not None:  # the cursor counts rows: reading shows how many of them a batch has
+    if budget is not None:  # the cursor counts rows; the number of rows of a batch is learned by reading
         asked = asked.changed(batch_size=1, batch_tokens=None, row_multiple=None, uneven=True)
     return LogStream(_plan_of_log(log, asked.get("epoch_end", "short")), asked, reader, budget, how), asked
 
@@ -108,7 +108,7 @@ def _plan_of_log(log: RolloutLog, epoch_end: str) -> Plan:
 
 
 class LogStream(RolloutStream):
-    """The rows of a log: no epochs, no known end, and rows that are decided on when asked for."""
+    """The rows of a log, without epochs and without a known end. Rows are chosen on request."""
 
     def __init__(self, plan: Plan, asked: Asked, reader: LogReader, budget: Budget | None, how: dict[str, Any]) -> None:
         super().__init__(plan, asked, _WIDEST, **how)
@@ -143,7 +143,7 @@ class LogStream(RolloutStream):
     def for_state(self, state: Mapping[str, Any]) -> Self:
         num_rows = self.log.num_uses * self.log.group_size
         if state["plan"] == self.plan.fingerprint and state["position"] > num_rows:
-            raise PlanError(  # other rows would come to these positions, and never be used
+            raise PlanError(  # these positions would get other rows, which would never be used
                 f"this state has used {state['position']:,} rows, and this older copy of the log gave out {num_rows:,}",
                 folder=self.log.path,
                 remedy="the folder as it was when the state was made, or a state from before the copy",
@@ -177,7 +177,7 @@ class LogStream(RolloutStream):
 
 @dataclass(slots=True)
 class TrainerPolicy:
-    """The version of the trainer's weights, and how old groups may be."""
+    """The version of the trainer's weights, and the limit of the age of groups."""
 
     version: int | None = None
     max_staleness: int | None = None
@@ -213,7 +213,7 @@ class LogRows:
 
 @dataclass(slots=True)
 class LogReader:
-    """Reads rows of a log by position, and takes them for the trainer where no rank has yet."""
+    """The reader of a log. It reads rows by position, and takes rows for the trainer that no rank has taken yet."""
 
     log: RolloutLog
     read: Callable[[list[dict[str, Any]]], Rollouts]
@@ -226,10 +226,10 @@ class LogReader:
     """The method of advantages: known when the first rows are."""
 
     def fetch(self, position: int, num_rows: int, *, needed: bool = True, decides: bool = True) -> LogRows | None:
-        """`num_rows` rows from a position on; fewer where the log is over, and None where it has no more.
+        """`num_rows` rows from a position on; fewer at the end of the log, and None if it has no more.
 
-        Rows that are not there yet are waited for, and then a NotReadyError; without `needed`, they are left out.
-        Without `decides`, only rows that were decided on before are read.
+        It waits for missing rows, and raises NotReadyError after the timeout. Without `needed`, missing rows are left
+        out. Without `decides`, only rows that were chosen before are read.
         """
         size = self.log.group_size
         first_use, last_use = position // size, -(-(position + num_rows) // size)
@@ -246,7 +246,7 @@ class LogReader:
         rollouts, facts = self._read_uses(first_use, min(last_use, num_uses))
         first = position - first_use * size
         self.method = self.estimator.method_for(rollouts)
-        if self.method == "reinforce":  # the mean is that of the global batch
+        if self.method == "reinforce":  # the mean is over the global batch
             chosen = np.arange(first, first + count)
             rollouts, first = rollouts.take(chosen), 0
             facts = {name: values[chosen] for name, values in facts.items()}
@@ -254,7 +254,7 @@ class LogReader:
         return LogRows(RolloutRows(rollouts, self.estimator), first, count, is_last, facts)
 
     def _take(self, last_use: int, needed: bool, decides: bool) -> int:
-        """The number of uses that are known, after taking what [0, last_use) need."""
+        """Take the groups that the uses [0, last_use) need. Return the number of known uses."""
         num_uses = self.log.num_uses
         if not decides or num_uses >= last_use:
             return num_uses
@@ -296,7 +296,7 @@ class LogReader:
         return rollouts, facts | {"answer": np.tile(np.arange(size), len(groups))}
 
     def _locate(self, error: SampleError, group: Group, answer: int, use: int) -> None:
-        """Say in an error which prompt and answer it is about, and how to go on behind the group."""
+        """Add to an error its prompt and answer, and a way to continue after the group."""
         error.where |= {"row": group.row, "ordinal": group.ordinal, "answer": answer}
         error.where.pop("group", None)
         after = (use + 1) * self.log.group_size
@@ -330,10 +330,10 @@ class LogBatches:
             position = after
 
     def _record_with(self, position: int, after: int) -> Record:
-        """The record of steps, with a step of these rows: one that differs from the record is added to it."""
+        """The record of steps, with a step of these rows. A step size that differs from the record is added to it."""
         from_step, from_position, rows = self.record[-1]
         step = from_step + (position - from_position) // rows
-        if self.stream.budget is not None:  # every step differs: the last one will do
+        if self.stream.budget is not None:  # every step differs, so the last one is enough
             return [self.record[0], [step + 1, after, rows]]
         if after - position == rows:
             return self.record
@@ -360,7 +360,7 @@ class LogBatches:
         return None
 
     def _fetch_budget(self, position: int, budget: Budget) -> LogRows | None:
-        """As many of the next rows as fit: either the next row does not fit, or there is none."""
+        """As many of the next rows as fit. The row after them does not fit or does not exist."""
         reader, most, decides = self.stream.reader, self._guess, False
         while True:
             found = reader.fetch(position, most, needed=False, decides=decides)
@@ -374,7 +374,7 @@ class LogBatches:
                     return replace(found, count=fits)
             if count == most:
                 most *= 2
-            elif not decides:  # what is on record does not say it
+            elif not decides:  # the record does not tell
                 decides = True
             elif reader.fetch(position, count + 1) is None:  # waits for what may still fit
                 return None
@@ -383,7 +383,7 @@ class LogBatches:
         """The number of rows, from the first on, that make a batch: a multiple of row_multiple if there are enough."""
         widths = self.steps.widths_of(np.maximum.accumulate(found.lengths))
         try:
-            # Only where no batch can be made without such a row: the rows before it are a batch first.
+            # Only if no batch can be made without such a row. Otherwise the rows before it are a batch first.
             refuse_wide_rows(widths[: budget.row_multiple], budget.batch_tokens, budget.row_multiple)
         except SpecError as error:
             place, size = int(str(error.where["row"])), self.stream.log.group_size
@@ -397,7 +397,7 @@ class LogBatches:
             raise
         counts, multiple = np.arange(1, len(widths) + 1), budget.row_multiple
         does_fit = -(-counts // multiple) * multiple * widths <= budget.batch_tokens
-        fits = int(np.count_nonzero(does_fit))  # of growing batches, those that fit come first
+        fits = int(np.count_nonzero(does_fit))  # batches grow, so those that fit come first
         if fits == found.count:
             return fits
         return fits // multiple * multiple

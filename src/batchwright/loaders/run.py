@@ -32,12 +32,12 @@ DEFAULT_BATCH: int = SETTINGS["batch_size"].default
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """A stream, and the settings of a loader: where batches begin and end, and which rank gets which rows."""
+    """A stream and the settings of a loader: the borders of batches, and the rows of each rank."""
 
     stream: Stream[Any]
     ranks: Ranks
     batch_size: int
-    """Rows of a batch over all ranks together; 0 where a budget says how large a batch is."""
+    """Rows of a batch over all ranks together; 0 with a token budget."""
     num_epochs: int | None
     """None never ends."""
     budget: Budget | None
@@ -119,7 +119,7 @@ class Run:
         return position
 
     def continued(self, record: Record, position: int, rows: int) -> Record:
-        """A record of steps that goes on from `position` with `rows` rows a step, or with this run's budget."""
+        """A record of steps, continued from `position` with `rows` rows a step, or with this run's budget."""
         how = self._step_size(rows)
         step = self.step_of(record, position)
         at = self.position_of(record, step)
@@ -129,7 +129,7 @@ class Run:
         return [*(entry for entry in record if entry[0] < step), [step, position, *how]]
 
     def renumbered(self, record: Record, position: int, step: int) -> Record:
-        """A record in which the next batch is number `step`, also where epochs now end elsewhere."""
+        """A record in which the next batch is number `step`, even if the ends of epochs have moved."""
         if self.position_of(record, step) == position:
             return record
         return [*(entry for entry in record if entry[0] < step), [step, position, record[-1][2]]]
@@ -151,7 +151,7 @@ class Run:
         return self.stream.widths_of(lengths) * self.stream.sequences
 
     def _refuse_long_rows(self) -> None:
-        """Refuse a budget that some row does not fit into."""
+        """Refuse a budget that is too small for the longest row."""
         if self.is_planned and not self.stream.has_lengths:
             raise self.stream.without_lengths()
         if self.budget is None or (longest := self.stream.longest_row()) is None:
@@ -210,13 +210,13 @@ class Run:
         return self.epochs.span(self.epochs.skips.live(position))[1:]
 
     def begin(self, position: int, record: Record) -> tuple[int, bool]:
-        """Where the next batch after a position begins, and whether the run is over there."""
+        """(position of the next batch at or after a position, whether the run is over there)."""
         cut = self.cut(self.batch_size, record)
         position = cut.settle(position)
         return position, cut.is_over(position, self.end)
 
     def after_pass(self, position: int, record: Record) -> int:
-        """Where the pass after the one from a position on begins. (A pass without an end is begun again.)"""
+        """The position of the pass after the one that begins at a position. (An endless pass is begun again.)"""
         if self.plan.sources[0].split == "val":
             return 0
         start, is_over = self.begin(position, record)
@@ -227,7 +227,7 @@ class Run:
         if not isinstance(cut, Cut) or not cut.is_linear:
             return stop
         live, rows = cut.epochs.skips.live, cut.rows_per_step
-        steps = -(-(live(stop) - live(start)) // rows)  # the last one crosses into the next epoch
+        steps = -(-(live(stop) - live(start)) // rows)  # the last step crosses into the next epoch
         if self.end is not None:
             steps = min(steps, (live(self.end) - live(start)) // rows)
         return cut.after(start, steps)
@@ -266,7 +266,7 @@ class Run:
 
     @property
     def share(self) -> Callable[[int], Share]:
-        """This rank's rows of a batch of some size. Batches keep it, so it does not keep the run."""
+        """A function from a batch size to this rank's rows. Batches hold the function, so it does not hold the run."""
         return partial(_rows_of_rank, self.sharding, self.ranks.rank, self.ranks.world_size)
 
     def check_share(self, rows: int, position: int) -> None:
@@ -282,10 +282,10 @@ class Run:
             )
         self.sharding.share(rows, rank=self.ranks.rank, world=world, uneven=self.uneven)
         if self.plan.epoch_end == "short" and (partial := self.partial_rows(rows, position)):
-            self.share(partial)  # now, not at the end of the epoch: a strategy may fail for it
+            self.share(partial)  # checked now, not at the end of the epoch, because a strategy may fail for it
 
     def partial_rows(self, rows: int, position: int) -> int:
-        """Rows of the last, partial batch of an epoch, or of a run whose steps cross epochs; 0: there is none."""
+        """Rows of the last, partial batch of an epoch, or of a run whose steps cross epochs; 0 without one."""
         if self.budget is not None:
             return 0
         start, stop = self._epoch_span(position)
@@ -296,7 +296,7 @@ class Run:
         return (stop - start) % rows
 
     def dropped_in_words(self, position: int) -> str:
-        """The rows that no batch has, in words; empty where there are none."""
+        """The dropped rows, in words; empty if there are none."""
         if self.plan.epoch_end not in ("drop", "wrap") or not (rows := self.partial_rows(self.batch_size, position)):
             return ""
         where = "each epoch"
@@ -318,7 +318,7 @@ class Run:
             "balance": self.cost and [str(self.cost), self.equal_counts],
             **self.stream.settings_to_compare(),
         }
-        if self.is_planned:  # steps, or shares, depend on it
+        if self.is_planned:  # steps or shares depend on it
             settings["pad_to"] = self.stream.pad_to
         return settings
 
@@ -361,12 +361,12 @@ class Run:
 
 
 def _default_batch(plan: Plan) -> int:
-    """Rows of a batch, if none are asked for: as many as in the plan's run."""
+    """The default number of rows of a batch: the one of the plan's run."""
     if len(plan.runs) == 1:
         return plan.steps[-1][2]
     return DEFAULT_BATCH
 
 
 def _rows_of_rank(sharding: Sharding, rank: int, world: int, rows: int) -> Share:
-    """A rank's rows of a batch of `rows`. A rank that gets none has the row after the last, with weight 0."""
+    """A rank's rows of a batch of `rows`. A rank without rows gets the row after the last, with weight 0."""
     return sharding.share(rows, rank=rank, world=world) or range(rows, rows + 1)

@@ -1,7 +1,7 @@
 """Planned steps: the rows of each global batch, by count or by a token budget, and the rank of each row.
 
-A step is planned from the lengths of its rows alone, so every rank plans the same steps without communication. No array
-is as long as the data.
+A step is planned from the lengths of its rows alone, so every rank plans the same steps without communication. Memory
+does not grow with the data.
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ class Step:
     after_in_block: int | None = None
     """With a budget: the number of batches before it in its block."""
     imbalance: tuple[float, float] | None = None
-    """Of a balanced step: (measured, lower bound), each the costliest rank's cost over the mean, less 1."""
+    """(measured, lower bound) of a balanced step, each the costliest rank's cost divided by the mean, minus 1."""
 
     @property
     def real_positions(self) -> Numbers:
-        """Of all rows of the global batch that are data."""
+        """The positions of all data rows of the global batch."""
         if self.weight is None:
             return self.positions
         return self.positions[self.weight > 0]
 
     def told(self) -> dict[str, Any]:
-        """The metadata about its balance."""
+        """The metadata of the step about its balance."""
         if self.imbalance is None:
             return {}
         measured, bound = self.imbalance
@@ -65,7 +65,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Steps:
-    """The steps of a run that is cut one way, as one rank sees them."""
+    """The steps of a run with fixed batch settings, for one rank."""
 
     cut: AnyCut
     end: int | None
@@ -80,7 +80,7 @@ class Steps:
     """None: batches are not balanced."""
     equal_counts: bool = True
     pad_to: Any = None
-    """How widths follow from lengths, as in states."""
+    """The rule from lengths to widths, as in states."""
 
     def is_over(self, position: int) -> bool:
         return self.cut.is_over(position, self.end)
@@ -112,14 +112,14 @@ class Steps:
         """The step of these rows, filled up to `num_rows` and shared among ranks."""
         last = len(positions) - 1
         order, borders, imbalanced = self._shared(lengths, num_rows)
-        if not (counts := np.diff(borders)).all():  # a rank without a row gets one that only fills up
+        if not (counts := np.diff(borders)).all():  # a rank without rows gets a filling row
             order = np.insert(order, borders[:-1][counts == 0], num_rows)
             borders = np.concatenate([[0], np.cumsum(np.maximum(counts, 1))])
         weight: NDArray[np.float32] | None = None
         if (order > last).any():
             weight = (order <= last).astype(np.float32)
         return Step(
-            positions=positions[np.minimum(order, last)],  # what fills up repeats the last one
+            positions=positions[np.minimum(order, last)],  # filling rows repeat the last row
             weight=weight,
             borders=borders,
             mine=np.arange(borders[self.rank], borders[self.rank + 1]),

@@ -1,4 +1,4 @@
-"""The stream over stores: rows that a flow assembles in the order of a plan, which is kept with its stores."""
+"""The stream over stores. A flow assembles its rows in the order of a plan, which is kept with the stores."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class StoreStream(BlockStream):
         self.plan: Plan = plan
         self.flow: Flow = flow
         self.pool: BlockPool = BlockPool()
-        if flow.has_samples:  # besides tokens also weights, targets, masks, ids and a scratch
+        if flow.has_samples:  # besides tokens there are weights, targets, masks, ids and a scratch
             self.pool = BlockPool(7)
         self.sequences: int = flow.sequences
         self.has_lengths: bool = flow.has_samples
@@ -83,7 +83,7 @@ class StoreStream(BlockStream):
 
     @property
     def stores(self) -> list[Store]:
-        """The stores that it reads."""
+        """The stores that the stream reads."""
         return list({stream.store.path: stream.store for stream in self._streams.values()}.values())
 
     @property
@@ -97,7 +97,7 @@ class StoreStream(BlockStream):
             return None
 
     def keep(self, plan: Plan) -> Self:
-        """Write the plan beside its stores: what a run did can be found out from them alone."""
+        """Write the plan beside its stores, so that a run can be traced from the stores alone."""
         found = with_places(plan, self._streams)
         for store in self.stores:
             keep_plan(store.path, found)
@@ -132,9 +132,9 @@ class StoreStream(BlockStream):
 def open_stores(
     streams: Mapping[str, TokenStream], plan: Plan, asked: Asked, pad_to: str = "max_length"
 ) -> StoreStream:
-    """The stream of a plan, with the fields that are asked for. `pad_to` is the default for rows that are not packed.
+    """The stream of a plan, with the requested fields. `pad_to` is the default for rows that are not packed.
 
-    Where rows are packed, the default fields keep the samples of a row apart.
+    For packed rows, the default fields keep the samples of a row apart.
     """
     is_packed = any(dict(source.rows).get("packing") for source in plan.all_sources)
     if is_packed:
@@ -150,7 +150,7 @@ def open_stores(
 def open_flow(
     streams: Mapping[str, TokenStream], plan: Plan, fields: Fields | None = None, padding: Padding | None = None
 ) -> Flow:
-    """The rows and the order of a plan, over streams that have its content."""
+    """The rows and the order of a plan, over streams with the same content."""
     first = plan.sources[0].name
     for name, stream in streams.items():
         refuse_other_tokenizer(first, streams[first].store, name, stream.store)
@@ -168,7 +168,7 @@ def open_flow(
 
 
 def _growth(plan: Plan, number: int) -> tuple[tuple[int, int], ...]:
-    """(first epoch, tokens that the source had then): one entry, and one for each time it grew."""
+    """(first epoch, tokens of the source in it): one entry, and another for each time it grew."""
     name = plan.all_sources[number].name
     versions = [source for source in plan.sources if source.name == name]
     versions += [source for amendment in plan.amendments for source in amendment.add if source.name == name]
@@ -204,14 +204,14 @@ def padding_of(pad_to: Any, padding_side: str, row_tokens: int) -> Padding:
 
 
 def _tokens_per_row(rows: Any, of_flow: int) -> float:
-    """Exact for windows; the mean for rows that are made of whole documents."""
+    """The tokens of a row: exact for windows, the mean for rows of whole documents."""
     if isinstance(rows, SampleRows):
         return rows.num_tokens / rows.num_rows
     return float(getattr(rows, "row_tokens", of_flow))
 
 
 def refuse_conversations(store: Store) -> None:
-    """Read as text, a store of conversations would be learned completely: user turns and the template too."""
+    """Refuse to read a store of conversations as text. User turns and the template would be learned too."""
     if "chat" in store.manifest.tokenizer:
         raise SpecError(
             f"{store.path} holds conversations, whose tokens are not all to be learned",

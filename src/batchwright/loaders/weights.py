@@ -1,4 +1,4 @@
-"""Weights and caps: from what users write to what a plan holds, by single source and in the order of its sources."""
+"""Conversion of the user's weights and caps into those of a plan, by single source and in the order of its sources."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ def ramp(
 def segments_of(
     weights: Any, names: Sequence[str], shares: Shares | None = None, *, temperature: Any = None, at: int = 0
 ) -> Segments:
-    """Weights as they may be written (one mapping, or (position, mapping) in order), in the order of `names`.
+    """The segments of the user's weights (one mapping, or (position, mapping) in order), in the order of `names`.
 
-    An entry of `shares` with several sources stands for them. Sources with weight 0 are left out: however weights are
-    written, the plan is the same. `at` is the first position that they may begin at.
+    An entry of `shares` with several sources stands for them. Sources with weight 0 are left out, so that equal weights
+    always give the same plan. `at` is the first position at which they may begin.
     """
     if weights is None:
         return ((0, None),)
@@ -69,13 +69,13 @@ def segments_of(
 
 
 def used_names(weights: Any, names: Sequence[str]) -> list[str]:
-    """The names that have a weight at any time; all of them without weights."""
+    """The names that have a weight at any time; all names without weights."""
     used = {name for _, pairs in segments_of(weights, names) for name, _ in pairs or ()}
     return [name for name in names if name in used or not used]
 
 
 def _pairs(weights: Any, at: int) -> list[tuple[int, dict[str, Any]]]:
-    """(position, weights from there on), with positions that rise from `at`."""
+    """(position, weights from this position on), with positions that rise from `at`."""
     if isinstance(weights, Mapping):
         return [(at, dict(weights))]
     try:
@@ -105,7 +105,7 @@ def _pairs(weights: Any, at: int) -> list[tuple[int, dict[str, Any]]]:
 
 
 def _of_single_sources(weights: Mapping[str, Any], shares: Shares) -> dict[str, Any]:
-    """Weights in which each source of an entry with several has its share of the entry's weight.
+    """Weights by single source. Each source of an entry has its share of the entry's weight.
 
     >>> _of_single_sources({"web": 1.0, "code": 2.0}, {"web": None, "code/py": 0.75, "code/js": 0.25})
     {'web': 1.0, 'code/py': 1.5, 'code/js': 0.5}
@@ -128,7 +128,7 @@ def _sources_of(entry: str, names: Sequence[str]) -> list[str]:
 
 
 def shares_of(plan: Plan, added: Sequence[PlanSource] = ()) -> Shares:
-    """The share of each source of a plan in its entry: as its weights are now, else by its rows."""
+    """The share of each source of a plan in its entry: by current weights, else by rows."""
     sources, weights = (*plan.all_sources, *added), plan.weights or {}
     shares: dict[str, float | None] = {}
     for source in sources:
@@ -145,7 +145,7 @@ def shares_of(plan: Plan, added: Sequence[PlanSource] = ()) -> Shares:
 
 
 def tempered(weights: Mapping[str, Any], temperature: Any) -> dict[str, Any]:
-    """Weights to the power 1 / temperature: above 1 they come nearer to each other."""
+    """Weights to the power 1 / temperature. A temperature above 1 makes them more equal."""
     if not _is_weight(temperature) or not temperature:
         raise SpecError(
             f"temperature is {temperature!r}", parameter="temperature", remedy="a number above 0; 1 changes nothing"
@@ -200,10 +200,10 @@ def _refuse_unknown_sources(names: Sequence[str], **given: Mapping[str, Any]) ->
 
 
 def _is_weight(weight: Any) -> bool:
-    """Whether it is a number of 0 or more."""
+    """Whether a weight is a number of 0 or more."""
     if isinstance(weight, bool) or not isinstance(weight, Real):
         return False
     try:
         return math.isfinite(weight) and float(weight) >= 0
-    except OverflowError:  # an int that no float holds
+    except OverflowError:  # an int too large for a float
         return False

@@ -1,17 +1,17 @@
-"""Balance of work: the rows of a global batch are shared among ranks so that each has about the same work.
+"""Balance of work. The rows of a global batch are divided among ranks so that all ranks have about the same work.
 
     costs = Cost(linear=1, quadratic=0).costs(lengths)     # a * n + b * n * n of each row of n tokens
     balanced = balance(costs, world=8, equal_counts=True)  # equal_counts: for batches that are padded
     balanced.rows(rank)                                    # the rows of a rank, ascending
-    imbalance(costs, balanced)                             # max / mean - 1, and what no division can go below
+    imbalance(costs, balanced)                             # max / mean - 1, and its lower bound
 
-Every rank computes the whole division for itself, so it must come out the same everywhere: costs are integers inside,
-ties go by row number, and there is one way to compute it, in NumPy, whatever else is installed.
+Every rank computes the whole division for itself, so the result must be the same everywhere. Costs are integers
+internally, ties go by row number, and the only implementation is in NumPy.
 
-Rows are dealt from the largest to the smallest, each to the rank with the least work that has room. Of many rows only
-the largest and the smallest are dealt so, one by one; those between go to all ranks in turn, there and back again,
-which costs one reshape. Then rows change places between the rank with the most work and others, until no such change
-makes the most less, or the lower bound is reached, or 8 searches for each rank (512 in all) were made.
+Rows are dealt from the largest to the smallest. Each goes to the rank with the least work that has room. If there are
+many rows, only the largest and the smallest are dealt one by one; the others go to all ranks in turn, back and forth,
+which costs one reshape. Then the rank with the most work exchanges rows with other ranks. This ends when no exchange
+reduces the maximum, when the lower bound is reached, or after 8 searches for each rank (512 in all).
 
 Log-normal lengths go to 8 ranks by tokens at the lower bound: 65,536 in less than 10 ms, 1,024 in about 1 ms
 (`python -m benchmarks.rl`). With quadratic costs they end under 1e-6 and 1e-5 over an even division.
@@ -39,21 +39,21 @@ _ONE_BY_ONE = 1024
 """Rows that are dealt one by one: this number of the largest, and at least this number of the smallest."""
 _MOST_SEARCHES = 512
 _LARGEST_COEFFICIENT = 1e200
-"""Of a cost: costs of any row stay finite."""
+"""The largest coefficient of a cost, so that costs of any row stay finite."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a row of n tokens costs: linear * n + quadratic * n * n. Only the ratio of the two matters, not the unit.
+    """The cost of a row of n tokens: linear * n + quadratic * n * n. Only the ratio of the two coefficients matters.
 
     >>> Cost(linear=2, quadratic=1).costs([3, 10])
     array([ 15, 120])
     """
 
     linear: float = 1.0
-    """The work that each token is alone: matrix products, the vocabulary."""
+    """The work of each token: matrix products, the vocabulary."""
     quadratic: float = 0.0
-    """The work that each pair of tokens is: attention."""
+    """The work of each pair of tokens: attention."""
 
     def __post_init__(self) -> None:
         for name, usual in (("linear", 1), ("quadratic", 0)):
@@ -81,13 +81,13 @@ class Cost:
                 whole = tokens.astype(np.int64)
                 return linear * whole + quadratic * whole * whole
         real = tokens.astype(np.float64)
-        # Products and one sum of two, each rounded by itself: the same bits on every machine.
+        # Two products and one sum, each rounded separately, give the same bits on every machine.
         return float(self.linear) * real + float(self.quadratic) * real * real
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Balanced:
-    """Which rows of a batch each rank has: the batch in another order, and where it is split."""
+    """The rows of a batch that each rank has, as a reordered batch and its split points."""
 
     order: NDArray[np.int64]
     """Every row once: those of rank 0, of rank 1, ... Inside a rank ascending, so that its part reads as the stream."""
@@ -105,24 +105,25 @@ class Balanced:
 
 class Imbalance(NamedTuple):
     measured: float
-    """What the rank with the most work has over the mean, minus 1. 0 is perfect; the others wait for that share."""
+    """The largest work of a rank divided by the mean, minus 1. 0 is perfect; other ranks wait for that share."""
     lower_bound: float
-    """No division of these rows can have less. It may be that none has as little."""
+    """No division of these rows can have less. The best division may have more."""
 
 
 def balance(costs: ArrayLike, world: int, *, equal_counts: bool = False) -> Balanced:
-    """Divide rows among ranks so that the most that a rank has to do is small.
+    """Divide rows among ranks so that the largest work of a rank is small.
 
     - Every row goes to exactly one rank. The same costs give the same division on every machine.
-    - With equal_counts the numbers of rows are those of `share`: equal where world divides the rows, else within one.
-    - Without, every rank has at least one row if there are as many rows as ranks.
-    - Where the contiguous split is as good, it is what you get; so the result is never worse than it.
-    - Fewer rows than ranks: each row has a rank for itself, as `share` says, and the other ranks have none.
+    - With equal_counts the numbers of rows are those of `share`: equal if world divides the rows, else within one.
+    - Without equal_counts every rank has at least one row if there are as many rows as ranks.
+    - If the contiguous split is as good, it is returned. So the result is never worse than the contiguous split.
+    - With fewer rows than ranks, each row has its own rank, as `share` says, and the other ranks have none.
 
-    Costs that are not integers are rounded to 2**-44 of the largest or finer (of up to 65,536 rows), and all of this
-    is meant of the rounded ones. The result is not always the best: with a few rows for each rank it can be some
-    percent above it. So can equal counts of rows of two kinds: of 1,024 rows, a tenth of them 80 times as long as the
-    others, the busiest of 8 ranks had 0 to 3.1 % over the mean in 8 draws, up to 1.1 % more than the lower bound.
+    Costs that are not integers are rounded to 2**-44 of the largest cost or finer (for up to 65,536 rows); the rules
+    above hold for the rounded costs. The result is not always the best. With a few rows for each rank it can be some
+    percent above the best. The same holds for equal counts of rows of two kinds: in 8 draws of 1,024 rows, a tenth of
+    them 80 times as long as the others, the busiest of 8 ranks was 0 to 3.1 % above the mean, and up to 1.1 % above
+    the lower bound.
 
     >>> balanced = balance([7, 1, 1, 1, 1, 3], world=2)
     >>> [balanced.rows(rank).tolist() for rank in range(2)]
@@ -159,11 +160,11 @@ F = TypeVar("F", bound=Divide)
 
 @dataclass(frozen=True, slots=True)
 class Balancing:
-    """What rows cost, and who divides them among ranks: `balance`, or a function of the user's own."""
+    """The cost of rows, and the function that divides them among ranks: `balance` or a function of the user."""
 
     cost: Cost = Cost()
     name: str = ""
-    """Of the user's own function."""
+    """The name of the user's function."""
     divide: Divide | None = None
 
     def __call__(self, costs: NDArray[Any], world: int, *, equal_counts: bool) -> Balanced:
@@ -211,8 +212,9 @@ _balancings.add("tokens", Balancing())
 
 
 def register_balancing(name: str) -> Callable[[F], F]:
-    """Make a function `f(costs, world_size, equal_counts) -> row numbers of each rank` a way to balance batches:
-    `Batching(balance=name)` then means it. What a row costs is its number of tokens.
+    """Register a function `f(costs, world_size, equal_counts) -> row numbers of each rank` that balances batches.
+
+    `Batching(balance=name)` then selects it. The cost of a row is its number of tokens.
 
     >>> @register_balancing("snake")
     ... def in_turn_and_back(costs, world_size, equal_counts):
@@ -233,7 +235,7 @@ def register_balancing(name: str) -> Callable[[F], F]:
 
 
 def balancing_of(asked: Any) -> Balancing:
-    """What `balance=` means: True or "tokens", (a, b), a Cost, or the name of a registered function."""
+    """The meaning of `balance=`: True or "tokens", (a, b), a Cost, or the name of a registered function."""
     if asked is True:
         asked = "tokens"
     if isinstance(asked, str):
@@ -250,7 +252,7 @@ def balancing_of(asked: Any) -> Balancing:
 
 
 def imbalance(costs: ArrayLike, balanced: Balanced) -> Imbalance:
-    """How far a division is from an even one, beside what any division (with equal counts, if it has them) must have.
+    """The imbalance of a division, and the lower bound of any division (with equal counts, if this one has them).
 
     >>> imbalance([7, 1, 1, 1, 1, 3], balance([7, 1, 1, 1, 1, 3], world=2))
     Imbalance(measured=0.0, lower_bound=0.0)
@@ -270,9 +272,9 @@ def imbalance(costs: ArrayLike, balanced: Balanced) -> Imbalance:
 
 
 def _as_integers(costs: NDArray) -> NDArray[np.int64]:
-    """Costs as integers without a common divisor. Others are scaled by a power of two, and rounded.
+    """Costs as integers without a common divisor. Other costs are scaled by a power of two and rounded.
 
-    Only scaling and rounding, which are exact or the same everywhere: sums of floats depend on the machine.
+    Scaling and rounding are exact or the same everywhere. Sums of floats would depend on the machine.
     """
     if not len(costs):
         return np.empty(0, np.int64)
@@ -283,7 +285,7 @@ def _as_integers(costs: NDArray) -> NDArray[np.int64]:
         real = costs.astype(np.float64)
         _, exponent = math.frexp(float(real.max()))  # the largest is below 2**exponent
         whole = np.rint(np.ldexp(real, room.bit_length() - 2 - exponent)).astype(np.int64)
-    # Lengths that are multiples of 64 have sums that are: what cannot be reached is no lower bound.
+    # Sums of multiples of 64 are multiples of 64. A number that no sum can reach must not be the lower bound.
     divisor = int(np.gcd.reduce(whole))
     return whole // max(divisor, 1)
 
@@ -293,7 +295,7 @@ def _sorted(work: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int6
     if int(work.max()) < 1 << 16:
         rows = np.argsort(work.astype(np.uint16), kind="stable")  # sorted by digits
         return work[rows], rows
-    keys = work * len(work) + np.arange(len(work))  # all different: any way to sort gives the same, the fastest too
+    keys = work * len(work) + np.arange(len(work))  # all different: every sort gives the same result
     keys.sort()
     ascending = keys // len(work)
     return ascending, keys - ascending * len(work)
@@ -308,13 +310,14 @@ def _mean(work: NDArray[np.int64], world: int) -> int:
 
 
 def _lower_bound(ascending: NDArray[np.int64], world: int, equal_counts: bool) -> int:
-    """What some rank has at least, in every division: the mean, and for each k what follows from counting.
+    """A lower bound of the largest work of a rank, in every division: the mean, and a bound by counting for each k.
 
-    Of the k * world + 1 largest rows some rank has k + 1 or more, which cost at least what the k + 1 smallest of them
-    do. With equal counts it has at least rows // world rows in all, and the others cost at least what the smallest do.
+    Some rank has k + 1 or more of the k * world + 1 largest rows. They cost at least as much as the k + 1 smallest of
+    these. With equal counts this rank has at least rows // world rows in all, and its other rows cost at least as much
+    as the smallest rows.
 
-    With equal counts there is a second: of the k * world + world - 1 largest some rank has k or fewer. With the largest
-    of these and of the rest it has as much as it can, and the other ranks share what is left.
+    Equal counts give a second bound: some rank has k or fewer of the k * world + world - 1 largest rows. Its work is
+    at most the largest of these and of the rest, and the other ranks share the remaining work.
     """
     num_rows = len(ascending)
     if not num_rows:
@@ -335,7 +338,7 @@ def _lower_bound(ascending: NDArray[np.int64], world: int, equal_counts: bool) -
 
 
 def _most(work: NDArray[np.int64], borders: NDArray[np.int64]) -> int:
-    """What the rank with the most work has, of rows in the order of ranks."""
+    """The work of the rank with the most work. The rows are in the order of ranks."""
     below = np.concatenate(([0], np.cumsum(work)))
     return int(np.diff(below[borders]).max())
 
@@ -344,7 +347,7 @@ def _most(work: NDArray[np.int64], borders: NDArray[np.int64]) -> int:
 
 
 class _Deal:
-    """What each rank has so far, and how many rows it may have."""
+    """The work and rows that each rank has so far, and the number of rows that it may have."""
 
     def __init__(self, num_rows: int, world: int, equal_counts: bool) -> None:
         self.loads, self.counts = [0] * world, [0] * world
@@ -383,13 +386,13 @@ class _Deal:
 
 
 def _dealt(ascending: NDArray[np.int64], world: int, equal_counts: bool) -> NDArray[np.int64]:
-    """The rank of each row, given by cost: the largest one by one, those between in turn, the smallest one by one."""
+    """The rank of each row: the largest rows are dealt one by one, the middle in turn, the smallest one by one."""
     num_rows, one_by_one = len(ascending), max(_ONE_BY_ONE, 8 * world)
     deal = _Deal(num_rows, world, equal_counts)
     ranks = np.empty(num_rows, np.int64)
     large = max(num_rows - one_by_one, 0)
     ranks[large:] = deal.one_by_one(ascending[large:][::-1])[::-1]
-    # The smallest rows must be able to make up for the differences that there are, twice over, and in number too.
+    # The smallest rows must be able to make up twice for the differences in work, and in the number of rows.
     missing = sum(max(deal.loads) - load for load in deal.loads) + world * int(ascending[max(large - 1, 0)])
     small = int(np.searchsorted(np.cumsum(ascending[:large]), 2 * missing)) + 1
     small = max(small, one_by_one, sum(max(deal.counts) - count for count in deal.counts))
@@ -411,9 +414,9 @@ def _by_rank(ranks: NDArray[np.int64], world: int) -> list[NDArray[np.int64]]:
 def _exchanged(
     ascending: NDArray[np.int64], shares: list[NDArray[np.int64]], bound: int, equal_counts: bool
 ) -> list[int]:
-    """Let the rank with the most work give a row for a smaller one (or for none), until that helps no more.
+    """Let the rank with the most work give a row for a smaller one (or for none), until no exchange helps.
 
-    Changes `shares`, the positions in `ascending` of each rank, and returns the work that each rank then has.
+    Change `shares`, the positions in `ascending` of each rank, and return the work that each rank then has.
     """
     costs = [ascending[positions] for positions in shares]
     loads = [int(cost.sum()) for cost in costs]
@@ -422,11 +425,11 @@ def _exchanged(
         giver = loads.index(max(loads))
         for taker in sorted(range(len(shares)), key=loads.__getitem__):
             gap = loads[giver] - loads[taker]
-            if loads[giver] <= bound or gap <= 1 or not searches:  # a rank has no gap to itself: this ends here
+            if loads[giver] <= bound or gap <= 1 or not searches:  # the gap of a rank to itself is 0: the end
                 return loads
             searches -= 1
             may_move = not equal_counts or len(shares[giver]) > len(shares[taker])
-            # One of the two then has just the bound, if there is such a pair of rows.
+            # If such a pair of rows exists, one of the two ranks then has exactly the bound.
             wanted = min(loads[giver] - bound, max(bound - loads[taker], 1))
             found = _exchange(costs[giver], costs[taker], wanted, gap, may_move)
             if found is not None:
@@ -440,9 +443,9 @@ def _exchanged(
 def _exchange(
     gives: NDArray[np.int64], takes: NDArray[np.int64], wanted: int, gap: int, may_move: bool
 ) -> tuple[int, int] | None:
-    """Which row to give for which (-1: for none): the difference is the nearest to the wanted one. None: none helps.
+    """The rows to exchange (-1: no row) whose difference is nearest to the wanted one. None if no exchange helps.
 
-    A difference helps that is more than 0 and less than the gap: both ranks then have less than the giver had.
+    A difference helps if it is more than 0 and less than the gap. Both ranks then have less than the giver had.
     """
     offered = takes
     if may_move:
@@ -463,7 +466,7 @@ def _exchange(
 
 
 def _swap(shares: list[NDArray[np.int64]], giver: int, given: int, taker: int, taken: int) -> None:
-    """Row number `given` of one rank for row number `taken` of another; -1: for none."""
+    """Exchange row number `given` of one rank for row number `taken` of another; -1: for none."""
     row = shares[giver][given]
     if taken < 0:
         shares[giver] = np.delete(shares[giver], given)
@@ -474,7 +477,7 @@ def _swap(shares: list[NDArray[np.int64]], giver: int, given: int, taker: int, t
 
 
 def _replace(ascending: NDArray[np.int64], index: int, value: np.int64) -> None:
-    """Put a value for another into an ascending array that stays ascending."""
+    """Replace a value of an ascending array, which stays ascending."""
     place = int(np.searchsorted(ascending, value))
     if place <= index:
         ascending[place + 1 : index + 1] = ascending[place:index]
@@ -485,7 +488,7 @@ def _replace(ascending: NDArray[np.int64], index: int, value: np.int64) -> None:
 
 
 def _with_sizes(sizes: Sequence[int], shares: list[NDArray[np.int64]]) -> list[NDArray[np.int64]]:
-    """The same parts, given to ranks so that their numbers of rows are these."""
+    """The same parts, assigned to ranks so that the numbers of rows are `sizes`."""
     parts: dict[int, list[NDArray[np.int64]]] = {}
     for positions in reversed(shares):
         parts.setdefault(len(positions), []).append(positions)

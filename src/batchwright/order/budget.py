@@ -1,7 +1,7 @@
-"""Steps by tokens: as many rows of similar length as fit, cut inside blocks of 4,096 rows.
+"""Steps by tokens. A batch has as many rows of similar length as fit. Batches are cut inside blocks of 4,096 rows.
 
-The batches of a block and their order are a function of the block's widths alone, so every rank cuts alike, and a
-position (rows handed over) names the place of a run: its block, and by their counts the batches that came before.
+The batches of a block and their order depend on the block's widths alone, so every rank cuts the same batches. A
+position (rows handed over) identifies the place of a run: its block, and by row counts the batches before it.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ Record = Sequence[Sequence[int]]
 def cut_block(widths: Numbers, batch_tokens: int, *, row_multiple: int = 1, key: int) -> list[Numbers]:
     """Batches of the rows of a block: the row numbers of each, every row once.
 
-    A batch of r rows whose widest has w tokens has r * w <= batch_tokens, where r is rounded up to row_multiple. All
-    have a multiple of it but at most one, where rows run out. Rows of similar width come together; the batches come in
-    an order that `key` fixes, and rows inside one by their number.
+    A batch of r rows whose widest has w tokens has r * w <= batch_tokens, where r is rounded up to row_multiple. The
+    number of rows of every batch is a multiple of row_multiple, except for at most one batch, when rows run out. Rows
+    of similar width share a batch. `key` fixes the order of the batches. Rows inside a batch are in ascending order.
 
     >>> [rows.tolist() for rows in cut_block(np.array([5, 2, 9, 2, 4]), 10, key=2)]
     [[0, 4], [2], [1, 3]]
@@ -63,7 +63,7 @@ def cut_block(widths: Numbers, batch_tokens: int, *, row_multiple: int = 1, key:
 
 
 def block_batches(widths: Numbers, record: Sequence[Entry], *, key: int) -> list[Numbers]:
-    """The batches of a block in which the budget may have changed on the way: what was left was cut anew each time.
+    """The batches of a block. The budget may have changed inside it; the remaining rows were then cut anew.
 
     >>> [rows.tolist() for rows in block_batches(np.array([5, 2, 9, 2, 4]), [(0, 10, 1), (2, 30, 1)], key=2)]
     [[0, 4], [1, 2, 3]]
@@ -76,7 +76,7 @@ def block_batches(widths: Numbers, record: Sequence[Entry], *, key: int) -> list
         for rows in cut_block(widths[rest], batch_tokens, row_multiple=row_multiple, key=key):
             if room <= 0:
                 break
-            taken.append(rest[rows[:room]])  # less than the whole where somebody went to a position inside a batch
+            taken.append(rest[rows[:room]])  # only a part of a batch if a run was moved to a position inside it
             room -= len(taken[-1])
         batches += taken
         rest = np.setdiff1d(rest, np.concatenate([rest[:0], *taken]), assume_unique=True)
@@ -84,7 +84,7 @@ def block_batches(widths: Numbers, record: Sequence[Entry], *, key: int) -> list
 
 
 def refuse_wide_rows(widths: Numbers, batch_tokens: int, row_multiple: int, positions: Numbers | None = None) -> None:
-    """Refuse a row that no batch has room for. `positions` are those of the rows, for the message."""
+    """Refuse a row that is too wide for any batch. `positions` are the positions of the rows, for the message."""
     over = np.flatnonzero(widths * row_multiple > batch_tokens)
     if not len(over):
         return
@@ -108,15 +108,15 @@ class _Cut(NamedTuple):
     """One block's batches."""
 
     rows: list[Numbers]
-    """Of each batch, counted from the block's first."""
+    """The rows of each batch, counted from the block's first row."""
     borders: Numbers
-    """Rows before each batch, and of all."""
+    """The number of rows before each batch, and of all batches."""
     lengths: Numbers
-    """Of the block's rows."""
+    """The lengths of the block's rows."""
 
 
 class Blocks:
-    """The cuts of blocks, each computed when it is first asked for; those asked for last are remembered."""
+    """The cuts of blocks. Each is computed on first use; the last used ones are cached."""
 
     def __init__(
         self,
@@ -125,8 +125,8 @@ class Blocks:
         lengths_at: Callable[[Numbers], Numbers],
         tokens_of: Callable[[Numbers], Numbers],
     ) -> None:
-        """`lengths_at(positions)` says how long rows are, `tokens_of(lengths)` how many tokens each takes in a batch in
-        which it is the longest."""
+        """`lengths_at(positions)` returns the lengths of rows. `tokens_of(lengths)` returns the tokens that each row
+        takes in a batch whose longest row it is."""
         self.epochs: Epochs = epochs
         self.seed: int = seed
         self.lengths_at: Callable[[Numbers], Numbers] = lengths_at
@@ -166,7 +166,7 @@ class Blocks:
         return known
 
     def count(self, live: int, record: tuple[Entry, ...]) -> int:
-        """The number of batches of that block: one number for each block stays in memory."""
+        """The number of batches of the block of a live row. One number for each block stays in memory."""
         key = (self.span(live)[0], record)
         if key not in self._counts:
             self.cut(live, record)
@@ -177,10 +177,10 @@ class BudgetBatch(NamedTuple):
     """The rows of one step."""
 
     positions: Numbers
-    """Of its rows, in ascending order, which are data."""
+    """The positions of its data rows, in ascending order."""
     lengths: Numbers
     num_rows: int
-    """With those that fill it up to a multiple of row_multiple."""
+    """The number of rows, with those that fill it up to a multiple of row_multiple."""
     after: int
     """The position after it."""
     after_in_block: int
@@ -191,7 +191,7 @@ class BudgetBatch(NamedTuple):
 class BudgetCut:
     """Steps of at most `batch_tokens` tokens, one after another: `Cut` for steps by tokens.
 
-    All positions, in and out. Finding a step by its number cuts all blocks before it, once.
+    Arguments and results are positions. Finding a step by its number cuts all blocks before it, once.
     """
 
     record: Record
@@ -205,7 +205,7 @@ class BudgetCut:
         return self.blocks.epochs
 
     def settle(self, position: int) -> int:
-        """The position at which the next batch really starts: what is skipped is passed over."""
+        """The position at which the next batch really starts, after skipped rows."""
         return self._position(self._live(position))
 
     def is_over(self, position: int, end: int | None) -> bool:
@@ -257,7 +257,7 @@ class BudgetCut:
         return self._position(live)
 
     def steps_until(self, position: int, later: int) -> int:
-        """How many whole steps lead from one position to a later one."""
+        """The number of whole steps from one position to a later one."""
         live, goal = self._live(position), self._live(later)
         steps = 0
         while live < goal:
@@ -293,7 +293,7 @@ class BudgetCut:
         return self.blocks.cut(live, self._entries(*self.blocks.span(live)))
 
     def _entries(self, start: int, stop: int) -> tuple[Entry, ...]:
-        """How the block of these rows was cut."""
+        """The record entries by which the block of these rows was cut."""
         found: dict[int, Entry] = {}
         for _, position, batch_tokens, row_multiple in self.record:
             offset = max(self._live(position) - start, 0)

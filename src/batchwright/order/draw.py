@@ -1,4 +1,4 @@
-"""Slots of a mixture: the source that each draws, so that every prefix is within one row of its share.
+"""Sources of the slots of a mixture. In every prefix each source is within one row of its share.
 
 With n sources and s = 1 / (2n - 2), the j-th row of source i is released at slot ceil((j - 1 + s) L / k_i) and due at
 (j - s) L / k_i; each slot takes the released row with the earliest due date, ties by source order. (Taking the largest
@@ -21,7 +21,7 @@ _SLOTS_AT_ONCE = 1 << 18
 
 
 def draw_slots(counts: tuple[int, ...], num_slots: int | None = None) -> NDArray[Any]:
-    """The source that each of sum(counts) slots draws; source i is in counts[i] of them. Or only the first of them.
+    """The source that each of sum(counts) slots draws. Source i has counts[i] slots. `num_slots` limits the result.
 
     >>> draw_slots((3, 1)).tolist(), draw_slots((3, 1), 2).tolist()
     ([0, 0, 1, 0], [0, 0])
@@ -45,17 +45,18 @@ def source_dtype(num_sources: int) -> np.dtype[Any]:
 
 
 def _rows(counts: tuple[int, ...], live: list[int], last: int) -> tuple[NDArray[np.int32], NDArray[Any]]:
-    """(slot from which it may be drawn, (due date, place in `live`) as one integer) of the rows up to a slot.
+    """(slot of release, (due date, place in `live`) as one integer) of each row up to a slot.
 
     With u = 2n - 2, row j (from 1) of source i is released at ceil(((j - 1) u + 1) L / (u k_i)) and due at
-    (j u - 1) L / (u k_i): compared as (j u - 1) / k_i, in binary. Two of these that differ do so by 1 / (k_i k_j) or
-    more, which is at least (2 / L)^2, so 2 log2(L) - 2 bits after the point keep them apart, and equal ones equal.
+    (j u - 1) L / (u k_i). Due dates are compared as (j u - 1) / k_i, in binary. Two different values differ by at
+    least 1 / (k_i k_j), which is at least (2 / L)^2. So 2 log2(L) - 2 bits after the point keep different values
+    apart, and equal ones equal.
     """
     slots, unit, source_bits = sum(counts), 2 * len(live) - 2, _source_bits(len(live))
     log_slots = (slots - 1).bit_length()
     bits = 2 * log_slots - 2
     fits = max(log_slots, unit.bit_length() + source_bits) + bits <= _WORD_BITS
-    needed = [min(counts[i], last * counts[i] // slots + 2) for i in live]  # a row more than its share, at most
+    needed = [min(counts[i], last * counts[i] // slots + 2) for i in live]  # at most one row more than its share
     released = np.empty(sum(needed), np.int32)
     rows = np.empty(sum(needed), np.uint64 if fits else object)
     first = 0
@@ -69,7 +70,7 @@ def _rows(counts: tuple[int, ...], live: list[int], last: int) -> tuple[NDArray[
             rest = (due - whole * count).astype(np.uint64)
             exact = (whole.astype(np.uint64) << np.uint64(bits)) + (rest << np.uint64(bits)) // np.uint64(count)
             rows[mine] = exact << np.uint64(source_bits) | np.uint64(place)
-        else:  # Python's integers have as many bits as it takes
+        else:  # Python's integers are large enough
             rows[mine] = [((number << bits) // count) << source_bits | place for number in due.tolist()]
         first += needed[place]
     return released, rows
@@ -80,7 +81,7 @@ def _source_bits(num_sources: int) -> int:
 
 
 def _draw_in_turn(slots: int, num_sources: int, released: NDArray[np.int32], rows: NDArray[Any]) -> NDArray[Any]:
-    """Slot after slot: the smallest of the rows that wait is drawn."""
+    """Draw the smallest waiting row of each slot, slot by slot."""
     in_order = np.argsort(released, kind="stable")
     arrivals = np.bincount(released, minlength=slots + 1)
     ends = np.cumsum(arrivals)
@@ -91,7 +92,7 @@ def _draw_in_turn(slots: int, num_sources: int, released: NDArray[np.int32], row
         out: list[int] = []
         add = out.append
         for num_arrivals in arrivals[first + 1 : last + 1].tolist():  # slot t ends the prefix of t draws: from 1 on
-            if num_arrivals == 1:  # most have one
+            if num_arrivals == 1:  # most slots have one
                 add(heappushpop(waiting, row()))
                 continue
             for _ in range(num_arrivals):

@@ -1,7 +1,7 @@
-"""Epochs of a stream, and the positions that it skips: what cuts a stream of rows besides the batch size.
+"""Epochs and skipped positions of a stream. Together with the batch size they decide the cuts of the stream.
 
-A skipped position counts as consumed and is never given out. So two numbers name a row: its *position*, which all code
-outside this stage uses, and its *live* number, which leaves out what is skipped and in which batches are cut.
+A skipped position counts as consumed and is never given out. So a row has two numbers. Its *position* is used by all
+code outside this stage. Its *live* number does not count skipped rows; batches are cut by live numbers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NEVER = 1 << 62
 
 
 class Skips:
-    """Ranges [first, stop) of positions that are passed over.
+    """Ranges [first, stop) of skipped positions.
 
     >>> skips = Skips([(3, 5), (9, 10)])
     >>> [skips.position(live) for live in range(8)]
@@ -71,13 +71,13 @@ class Skips:
         return found
 
     def next_from(self, position: int) -> int | None:
-        """The first skipped position from a position on."""
+        """The first skipped position at or after a position."""
         return next((max(first, position) for first, stop in self.ranges if stop > position), None)
 
 
 @dataclass(frozen=True)
 class Epochs:
-    """How a stream is divided into epochs, which may change their length on the way.
+    """The epochs of a stream. Their length may change on the way.
 
     >>> epochs = Epochs(((0, 10), (20, 15)))      # two epochs of 10 rows, then epochs of 15
     >>> [epochs.span(position) for position in (0, 19, 20, 36)]
@@ -87,22 +87,22 @@ class Epochs:
     eras: tuple[tuple[int, int | None], ...] = ((0, None),)
     """(from position, rows of each epoch from there on; None: no end). A later era begins where an epoch does."""
     limit: int | None = None
-    """The stream has no rows from this position on; None: it goes on for ever."""
+    """The stream has no rows from this position on; None: it never ends."""
     skips: Skips = field(default_factory=Skips)
 
     @classmethod
     def of(cls, epoch_rows: int | None) -> Epochs:
-        """Epochs of this length for ever; None: a stream without epochs."""
+        """Endless epochs of this length; None: a stream without epochs."""
         return cls(((0, epoch_rows),))
 
     @property
     def last_rows(self) -> int | None:
-        """Live rows of the epochs that go on for ever; None where there are none."""
+        """Live rows of the epochs that repeat for ever; None if there are none."""
         return self._live_eras[-1].rows
 
     @property
     def most_rows(self) -> int | None:
-        """Live rows of the longest epochs; None where some have no end."""
+        """Live rows of the longest epochs; None if an epoch has no end."""
         rows = [era.rows for era in self._live_eras]
         if None in rows:
             return None
@@ -113,7 +113,7 @@ class Epochs:
         return self.span(self.skips.live(position))[0]
 
     def span(self, live: int) -> tuple[int, int, int | None]:
-        """(number, first row, last row + 1) of the epoch of a live row; no last row where it has no end."""
+        """(number, first row, last row + 1) of the epoch of a live row; the last is None for an endless epoch."""
         for start, rows, number in reversed(self._live_eras):
             if start <= live:
                 if rows is None:
@@ -132,7 +132,7 @@ class Epochs:
         raise ValueError(f"row {live} does not exist")
 
     def end_of(self, num_epochs: int | None) -> int | None:
-        """The live row at which a run of `num_epochs` epochs (None: of all) ends; None where it never does."""
+        """The live row at which a run of `num_epochs` epochs (None: of all) ends; None if it never ends."""
         end = NEVER
         if self.limit is not None:
             end = self.skips.live(self.limit)
@@ -145,7 +145,7 @@ class Epochs:
         return end
 
     def begin_of(self, number: int) -> int | None:
-        """The position at which an epoch begins; None where the stream has no epochs by then."""
+        """The position at which an epoch begins; None if the stream has no epochs by then."""
         era = next(era for era in reversed(self._live_eras) if era.number <= number)
         if era.rows is not None:
             return self.skips.position(era.start + (number - era.number) * era.rows)
@@ -155,7 +155,7 @@ class Epochs:
 
     @cached_property
     def _live_eras(self) -> list[_LiveEra]:
-        """The eras without skipped rows: an epoch that has some is an era of its own."""
+        """The eras without skipped rows. An epoch that has skipped rows is an era of its own."""
         number = 0
         found: list[_LiveEra] = []
         ends = [*(start for start, _ in self.eras[1:]), NEVER]
@@ -181,11 +181,11 @@ class _LiveEra(NamedTuple):
     start: int
     rows: int | None
     number: int
-    """Of the first epoch."""
+    """The number of the first epoch."""
 
 
 def _touched(span: tuple[int, int], start: int, rows: int, end: int) -> range:
-    """Epochs of an era, counted from its start, that have positions of a span."""
+    """The epochs of an era, counted from its start, that contain positions of a span."""
     first, stop = max(span[0], start), min(span[1], end)
     if first >= stop:
         return range(0)

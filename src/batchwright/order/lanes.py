@@ -1,9 +1,10 @@
-"""Lanes: a stream in C parallel lanes, each with its own windows, so that a rank reads only the windows of its lanes.
+"""A stream in C parallel lanes. Each lane has its own windows, so a rank reads only the windows of its lanes.
 
-Rows are dealt to the lanes in turn, `lane_rows` at a time: a batch of lanes * lane_rows rows has one stretch of rows
+Rows are dealt to the lanes in turn, `lane_rows` at a time. A batch of lanes * lane_rows rows has one stretch of rows
 for each lane. In an epoch a source's blocks are permuted as for one pool, and each lane gets its own stretch of them;
-the lanes' stretches tile the epoch. Each lane is an order of its own over its stretches. To which lane a position
-belongs does not depend on ranks: ranks that divide the lanes read whole lanes, and others read the same rows.
+the lanes' stretches tile the epoch. Each lane is an order of its own over its stretches. The lane of a position does
+not depend on ranks. If the number of ranks divides the lanes, each rank reads whole lanes; the rows are always the
+same.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class _Lane(Order):
     def __init__(
         self, lane: int, cuts: NDArray[np.int64], sizes: Mapping[str, int], schedule: Schedule, **others: Any
     ) -> None:
-        """`cuts`: where the stretches of each source's permuted blocks begin and end, [source, lane + 1]."""
+        """`cuts`: the borders of the stretches of each source's permuted blocks, [source, lane + 1]."""
         self.lane, self.cuts = lane, cuts
         self.num_lanes = cuts.shape[1] - 1
         self.turns = schedule[0][1] is not None
@@ -88,7 +89,7 @@ class _Lane(Order):
     def epoch_of(self, source: int, ordinals: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         if not self.turns:
             return super().epoch_of(source, ordinals)
-        round_, rest = np.divmod(ordinals, int(self.cuts[source, -1]))  # in as many epochs as lanes: every row once
+        round_, rest = np.divmod(ordinals, int(self.cuts[source, -1]))  # a round: an epoch per lane, each row once
         starts = self._starts(source)
         epoch = np.searchsorted(starts, rest, side="right") - 1
         return round_ * self.num_lanes + epoch, rest - starts[epoch]
@@ -101,7 +102,7 @@ class _Lane(Order):
         return round_ * int(self.cuts[source, -1]) + int(self._starts(source)[number]), stop - start
 
     def _starts(self, source: int) -> NDArray[np.int64]:
-        """Rows that the lane gave before each epoch of a round."""
+        """The rows that the lane gave before each epoch of a round."""
         lengths = np.diff(self.cuts[source])[(self.lane + np.arange(self.num_lanes)) % self.num_lanes]
         starts: NDArray[np.int64] = np.cumsum(lengths) - lengths
         return starts
@@ -114,7 +115,7 @@ class _Lane(Order):
 
 
 class LanedOrder:
-    """An order in lanes: the methods of `Order` that others use."""
+    """An order in lanes, with the methods of `Order` that other modules use."""
 
     pool: tuple[int, int]
     shuffle: str
@@ -150,7 +151,7 @@ class LanedOrder:
         ends = [self._before(lane, self._epoch_rows) for lane in range(self.num_lanes + 1)]
         self._lane_epochs: NDArray[np.int64] = np.diff(ends)
         """Rows of an epoch in each lane."""
-        # Epochs are those of the same mixture without lanes.
+        # The epochs are the same as those of the mixture without lanes.
         self.epochs: Epochs = Order(
             sizes, seed=seed, weights=weights, num_rows=num_rows, skips=skips, changes=changes
         ).epochs
@@ -192,19 +193,19 @@ class LanedOrder:
         return lane, local
 
     def _join(self, lane: int, local: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The positions of a lane's own positions."""
+        """The positions in the whole stream of a lane's own positions."""
         epoch, local = np.divmod(local, self._lane_epochs[lane])
         turn, row = np.divmod(local, self.lane_rows)
         joined: NDArray[np.int64] = (turn * self.num_lanes + lane) * self.lane_rows + row + epoch * self._epoch_rows
         return joined
 
     def _before(self, lane: int, positions: int) -> int:
-        """How many of the first `positions` positions belong to lanes before a lane."""
+        """The number of the first `positions` positions that belong to earlier lanes."""
         turns, rest = divmod(positions, self.num_lanes * self.lane_rows)
         return turns * lane * self.lane_rows + min(rest, lane * self.lane_rows)
 
     def _lane_position(self, lane: int, position: int) -> int:
-        """Positions of a lane that come before a position."""
+        """The number of positions of a lane before a position."""
         epoch, within = divmod(position, self._epoch_rows)
         here = self._before(lane + 1, within) - self._before(lane, within)
         return epoch * int(self._lane_epochs[lane]) + here
@@ -245,12 +246,12 @@ class LanedOrder:
 
     @property
     def legs(self) -> list[MixLeg]:
-        """As lane 0 has them, from where they begin in the whole stream."""
+        """The legs of lane 0, with their first positions in the whole stream."""
         starts = self._join(0, np.array([leg.start for leg in self.lanes[0].legs]))
         return [leg._replace(start=start) for leg, start in zip(self.lanes[0].legs, starts.tolist(), strict=True)]
 
     def position_of(self, source: int, ordinals: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The positions of the rows number `ordinals` of a source, counted through all lanes."""
+        """The positions of rows of a source. `ordinals` number the rows through all lanes."""
         return np.array([self._position_of(source, ordinal) for ordinal in ordinals.tolist()], np.int64)
 
     def _position_of(self, source: int, ordinal: int) -> int:
@@ -276,13 +277,13 @@ class LanedOrder:
         return ends[0 if first else -1]
 
     def views(self, rank: int, world_size: int) -> list[LaneView]:
-        """The lanes of a rank's contiguous share of a batch: more than its own, where they do not divide."""
+        """The lanes of a rank's contiguous share of a batch. Ranks that do not divide the lanes share some."""
         first, last = rank * self.num_lanes // world_size, -(-(rank + 1) * self.num_lanes // world_size)
         return [LaneView(self, lane) for lane in range(first, last)]
 
 
 class LaneView:
-    """One lane, asked in positions of the whole stream: what reading ahead needs."""
+    """One lane, in positions of the whole stream, as reading ahead needs it."""
 
     def __init__(self, order: LanedOrder, lane: int) -> None:
         self.order: LanedOrder = order
@@ -302,7 +303,8 @@ class LaneView:
 def _table(sizes: Sequence[int], shares: Sequence[int], *, exact: bool) -> NDArray[np.int64]:
     """The borders of each lane's stretch of each source: [source, lane + 1].
 
-    `shares` is cumulative over lanes. Exact: lane l gets exactly its share of all rows; otherwise an even part of each.
+    `shares` is cumulative over lanes. With `exact` lane l gets exactly its share of all rows, otherwise an even part of
+    each source.
     """
     if not exact:
         return np.array([[n * share // shares[-1] for share in shares] for n in sizes], np.int64)

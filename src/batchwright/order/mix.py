@@ -1,7 +1,7 @@
-"""Mix sources by weight as a lookup: a pattern of L slots in which every prefix is within one row of its share.
+"""Mixing of sources by weight as a lookup in a pattern of L slots. Every prefix is within one row of its share.
 
-Shares are integers k_i / L; draw.py says which source each of the L slots draws. The pattern repeats for ever; counts
-of occurrences give the index inside a source.
+Shares are fractions k_i / L; draw.py assigns a source to each of the L slots. The pattern repeats for ever. Counts of
+occurrences give the index inside a source.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _FEWEST_ROWS = 50
 
 
 def integer_shares(weights: Sequence[float], names: Sequence[str]) -> tuple[int, list[int]]:
-    """Slots L, and for each source its k_i, with sum(k) == L, by largest remainder.
+    """The number of slots L, and k_i of each source, with sum(k) == L, by largest remainder.
 
     >>> integer_shares([0.75, 0.25], ["web", "code"])
     (65536, [49152, 16384])
@@ -67,10 +67,10 @@ def _by_largest_remainder(shares: Sequence[float], slots: int) -> list[int]:
 
 
 class Pattern:
-    """Which source each slot draws, for ever. `at` and `position` are inverses of each other.
+    """The source of each slot, repeated for ever. `at` and `position` are inverses of each other.
 
-    A run whose weights change holds many of these: only `source_of_slot` is there from the start, a byte or two each
-    slot, and the tables that `at` and `position` look into (4 bytes each slot) are made when first used.
+    A run whose weights change holds many patterns. So only `source_of_slot`, a byte or two for each slot, exists from
+    the start. The tables of `at` and `position` (4 bytes for each slot) are made on first use.
     """
 
     def __init__(self, source_of_slot: NDArray[Any], num_sources: int) -> None:
@@ -80,18 +80,18 @@ class Pattern:
 
     @cached_property
     def _by_source(self) -> NDArray[np.int32]:
-        """All slots: first those of source 0 in order, then those of source 1, ..."""
+        """All slots, by source: first those of source 0 in order, then those of source 1, ..."""
         return np.argsort(self.source_of_slot, kind="stable").astype(np.int32)
 
     @cached_property
     def _first(self) -> NDArray[np.int64]:
-        """Where in `_by_source` each source begins."""
+        """The first index of each source in `_by_source`."""
         first: NDArray[np.int64] = np.cumsum(self.counts_per_cycle) - self.counts_per_cycle
         return first
 
     @cached_property
     def occurrence(self) -> NDArray[np.int32]:
-        """How many slots of the same source come before each slot."""
+        """The number of earlier slots of the same source, for each slot."""
         by_source = np.argsort(self.source_of_slot, kind="stable")
         occurrence = np.empty(self.num_slots, np.int32)
         occurrence[by_source] = np.arange(self.num_slots) - np.repeat(self._first, self.counts_per_cycle)
@@ -103,7 +103,7 @@ class Pattern:
         return self._by_source[first : first + int(self.counts_per_cycle[source])]
 
     def at(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-        """(source, how many rows of that source came before) of each position."""
+        """(source, number of earlier rows of that source) of each position."""
         cycle, slot = np.divmod(positions, self.num_slots)
         source = self.source_of_slot[slot].astype(np.int32)
         cycle *= self.counts_per_cycle[source]
@@ -129,7 +129,7 @@ class Pattern:
 
 
 def build_pattern(counts: tuple[int, ...], num_slots: int | None = None) -> Pattern:
-    """The pattern in which source i has counts[i] of sum(counts) slots; `num_slots`: only so many will be looked at.
+    """The pattern in which source i has counts[i] of sum(counts) slots. Only `num_slots` of them are needed.
 
     >>> build_pattern((3, 1)).source_of_slot.tolist()
     [0, 0, 1, 0]

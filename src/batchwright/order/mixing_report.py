@@ -1,4 +1,4 @@
-"""Report of how well a stream of rows is mixed, beside sequential reading and a perfect shuffle of the same rows.
+"""A report on the mixing of a stream of rows, beside sequential reading and a perfect shuffle of the same rows.
 
 >>> directory, place = np.arange(4096) // 2048, np.arange(4096)          # two directories, one after the other
 >>> report = mixing_report(directory, place, block=256)
@@ -24,24 +24,24 @@ _SHUFFLED_AT_ONCE = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Mixing:
-    """Numbers about one order of rows. Places are ranks: the row that sequential reading gives i-th has place i."""
+    """Numbers about one order of rows. Places are ranks: the i-th row of sequential reading has place i."""
 
     share_deviation: float
-    """How far a directory's share in some block is from its share in all, at most: 0 to 1."""
+    """The largest difference of a directory's share in a block from its share in all draws: 0 to 1."""
     correlation: float
-    """Of places in a block: the intraclass correlation. 1: a block has neighbours only; 0: as if drawn blindly."""
+    """The intraclass correlation of places in a block. 1: a block has neighbours only; 0: as if drawn at random."""
     autocorrelation: float
-    """Of the place of a draw with that of the next."""
+    """The correlation of the place of a draw with that of the next draw."""
     spread: float
-    """The part of all places that the middle nine tenths of a block cover, on average: about 0.9 if drawn blindly."""
+    """The part of all places that the middle nine tenths of a block cover, on average: about 0.9 if drawn at random."""
 
 
 @dataclass(frozen=True, slots=True)
 class MixingReport:
-    """How a stream is mixed, how the same rows are when read in sequence, and how a perfect shuffle of them is.
+    """The mixing of a stream, of the same rows read in sequence, and of a perfect shuffle of them.
 
-    Blocks are `block` consecutive draws; the last takes in what is left over. A stream of fewer than two blocks has no
-    correlation of blocks: it is given as 0, as is anything else that a stream is too short for.
+    Blocks are `block` consecutive draws; the last block includes the remaining draws. A stream of fewer than two
+    blocks has no correlation of blocks. This and every other number that a stream is too short for are given as 0.
     """
 
     draws: int
@@ -54,7 +54,7 @@ class MixingReport:
     shuffle: Mixing
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON, which has texts as keys only."""
+        """Return a dictionary for JSON, whose keys are strings only."""
         return {**asdict(self), "shares": {str(number): share for number, share in self.shares.items()}}
 
     def __str__(self) -> str:
@@ -75,11 +75,11 @@ class MixingReport:
 
 
 def mixing_report(directory: ArrayLike, place: ArrayLike, *, block: int = 1024, seed: int = 0) -> MixingReport:
-    """How well a stream is mixed, of which draw i has a row of `directory[i]`, number `place[i]` of the epoch.
+    """Report the mixing of a stream. Draw i is a row of `directory[i]`, number `place[i]` of the epoch.
 
-    Places order the rows, and no more: gaps between them make no difference. A row that is drawn several times has one
-    place. `seed` keys the perfect shuffle that the stream is compared with. Takes about a second and 45 MB for each
-    million draws.
+    Only the order of the places matters, not the gaps between them. A row that is drawn several times has one place.
+    `seed` keys the perfect shuffle that the stream is compared with. The report takes about a second and 45 MB for
+    each million draws.
     """
     directories, places = np.asarray(directory, np.int64), np.asarray(place, np.int64)
     num_draws = len(places)
@@ -102,7 +102,7 @@ def mixing_report(directory: ArrayLike, place: ArrayLike, *, block: int = 1024, 
 
 
 def _ranks(places: NDArray[np.int64], in_sequence: NDArray[np.intp]) -> NDArray[np.float64]:
-    """The rank of each place from 0; equal places have the mean of theirs.
+    """The rank of each place, from 0. Equal places have the mean of their ranks.
 
     >>> places = np.array([30, 10, 30, 20])
     >>> _ranks(places, np.argsort(places, kind="stable")).tolist()
@@ -118,7 +118,7 @@ def _ranks(places: NDArray[np.int64], in_sequence: NDArray[np.intp]) -> NDArray[
 
 
 def _starts(num_draws: int, block: int) -> NDArray[np.int64]:
-    """Where blocks begin. The last one takes in what is left over.
+    """The first draws of blocks. The last block includes the remaining draws.
 
     >>> _starts(11, 4).tolist(), _starts(3, 4).tolist(), _starts(0, 4).tolist()
     ([0, 4], [0], [])
@@ -151,8 +151,8 @@ def _share_deviation(directories: NDArray[np.int64], starts: NDArray[np.int64]) 
 def _intraclass_correlation(values: NDArray[np.float64], starts: NDArray[np.int64]) -> float:
     """The part of the variance that lies between blocks, from the mean squares of a one-way analysis of variance.
 
-    (MSB - MSW) / (MSB + (m - 1) MSW) with m values in a block. It is 0 on average where blocks are drawn blindly; the
-    plain ratio of variances is 1 / m there. k blocks of unequal length have m = (N - sum of squares / N) / (k - 1).
+    (MSB - MSW) / (MSB + (m - 1) MSW) with m values in a block. It is 0 on average if blocks are drawn at random; the
+    plain ratio of variances would be 1 / m. k blocks of unequal length have m = (N - sum of squares / N) / (k - 1).
     """
     num_values, num_blocks = len(values), len(starts)
     if num_blocks < 2:
@@ -179,7 +179,7 @@ def _ratio(part: float, total: float) -> float:
 
 
 def _spread(ranks: NDArray[np.float64], starts: NDArray[np.int64], block: int) -> float:
-    """From the twentieth part of a block to the last but one, as a part of all ranks, on average."""
+    """The mean range between the 5 % and 95 % quantiles of a block's ranks, as a fraction of all ranks."""
     total = 0.0
     for blocks in (ranks[: starts[-1]].reshape(-1, block), ranks[None, starts[-1] :]):
         low, high = np.quantile(blocks, [0.05, 0.95], axis=1)

@@ -1,7 +1,7 @@
-"""Interleave whole sources in proportion to their sizes: every row of every source once per epoch, no weights asked.
+"""Interleave whole sources in proportion to their sizes, without weights. An epoch has every row of every source once.
 
 Row j of a source with n rows has the time (2j + 1) * (2^62 // n); the epoch is all rows by (time, source). Times are
-64-bit integers and both directions have a closed form, so nothing is materialised and any position is found at once.
+64-bit integers. Both directions have a closed form, so any position is found at once without materialised tables.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ class Natural:
         self._rows_per_time = sum(0.5 / step for step in self._step if step)
 
     def at(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-        """(source, how many rows of that source came before) of each position in [0, num_rows)."""
+        """(source, number of earlier rows of that source) of each position in [0, num_rows)."""
         if len(self.sizes) == 1:
             return np.zeros(len(positions), np.int32), positions
         order = np.argsort(positions, kind="stable")
         ordered = positions[order]
         source = np.empty(len(positions), np.int32)
         ordinal = np.empty(len(positions), np.int64)
-        # Nearby positions are merged in one go, but never more than one stretch of the stream, whatever is asked for.
+        # Nearby positions are merged together, but never more than one stretch of the stream.
         stretch = ordered // _STRETCH
         cuts = np.flatnonzero((np.diff(ordered) > _WIDE_GAP) | (np.diff(stretch) > 0)) + 1
         for run in np.split(np.arange(len(ordered)), cuts):
@@ -80,7 +80,7 @@ class Natural:
     def _merge(self, first: int, last: int) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int64]]:
         """Rows of each live source by a time before position `first`; then all rows from there to `last`, or past it.
 
-        By any time a source gave its share of the rows within one, so the times around a position are nearly known.
+        At any time a source has given its share within one row, so the times around a position are nearly known.
         """
         margin = len(self._live) + 1
         while int((begins := self._until(first - margin)).sum()) > first:

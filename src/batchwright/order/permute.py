@@ -1,8 +1,8 @@
-"""Shuffle n numbers without a list of them: a keyed bijection of [0, n) that is computed per index, both ways.
+"""Shuffle n numbers without a list of them. A keyed bijection of [0, n) is computed for each index, both ways.
 
-A Feistel network over pairs (left, right) with left < a, right < b and a * b just above n, so that the rare image
-outside [0, n) is walked on: about one index in sqrt(n). Any index costs the same, whatever n is. Up to 4,096 a
-small table of sorted keyed hashes is used instead, because a network over so few pairs does not look random.
+It is a Feistel network over pairs (left, right) with left < a, right < b and a * b just above n. An image outside
+[0, n) is mapped again; this happens to about one index in sqrt(n). The cost of an index does not depend on n. Up to
+4,096 numbers, a small table of sorted keyed hashes is used, because a network over few pairs does not look random.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def permutation(n: int, *names: str | int) -> Permutation:
 
 
 class Network(NamedTuple):
-    """What fixes a Feistel network: numbers for one of them, or arrays with a network for each index."""
+    """The parameters of a Feistel network: numbers for one network, or arrays with a network for each index."""
 
     n: U64 | np.uint64
     a: U64 | np.uint64
@@ -55,7 +55,7 @@ class Permutation:
             raise ValueError(f"a permutation has 1 to 2^62 elements, got {n}")
         self.n = n
         self.table: NDArray[np.int16] | None = None
-        """Where each index goes, if there are few."""
+        """The image of each index, if n is small."""
         if n <= _LARGEST_TABLE:
             noise = mix64(np.arange(n, dtype=np.uint64), np.uint64(key))
             self.table = np.argsort(noise, kind="stable").astype(np.int16)
@@ -71,14 +71,14 @@ class Permutation:
         return np.argsort(self.table, kind="stable").astype(np.int16)
 
     def at(self, index: ArrayLike) -> NDArray[np.int64]:
-        """Where each index goes."""
+        """The image of each index."""
         if self.table is not None:
             looked_up: NDArray[np.int64] = self.table[np.asarray(index)].astype(np.int64)
             return looked_up
         return _walk(np.asarray(index, dtype=np.uint64), self.network)
 
     def inverse(self, image: ArrayLike) -> NDArray[np.int64]:
-        """The index that goes to each image."""
+        """The index of each image."""
         if self.table is not None:
             looked_up: NDArray[np.int64] = self._inverse_table[np.asarray(image)].astype(np.int64)
             return looked_up
@@ -92,10 +92,10 @@ class Permutation:
 
 
 class Shuffles:
-    """The permutations of many sources, each in some epoch: one pass, however many of them there are.
+    """The permutations of many sources and epochs, applied in one pass.
 
-    The parameters of the last few epochs of every source are kept as arrays, from which each index takes those of its
-    own permutation. 256 permutations then cost about what one costs. Safe to use from several threads.
+    The parameters of the last few epochs of every source are kept as arrays. Each index takes the parameters of its
+    own permutation from them. 256 permutations then cost about as much as one. Safe to use from several threads.
 
     >>> def made(source, epoch):
     ...     return permutation([10, 10**6][source], 7, ["web", "code"][source], epoch)
@@ -122,19 +122,19 @@ class Shuffles:
         index: NDArray[np.int64],
         made: Callable[[int, int], Permutation],
     ) -> NDArray[np.int64]:
-        """Where each index goes in the permutation of its source and epoch, which `made` makes."""
+        """The image of each index in the permutation of its source and epoch, which `made` makes."""
         slot = source * np.int64(self.EPOCHS)
         slot += epoch % self.EPOCHS
         known = self._known
         is_known = known.epoch[slot] == epoch
-        for _ in range(2):  # twice, because tables that are begun anew forget the others
+        for _ in range(2):  # twice, because new tables forget the other permutations
             if is_known.all():
                 return known.at(slot, index)
             known = self._add(_pairs(source[~is_known], epoch[~is_known]), made)
             is_known = known.epoch[slot] == epoch
         if is_known.all():
             return known.at(slot, index)
-        # A source with so few rows that these lie in many of its epochs.
+        # A small source: these rows belong to many of its epochs.
         image = np.empty(len(index), np.int64)
         here = np.flatnonzero(is_known)
         image[here] = known.at(slot[here], index[here])
@@ -164,12 +164,12 @@ def _pairs(source: NDArray[np.int32], epoch: NDArray[np.int64]) -> list[tuple[in
 
 
 class _Known(NamedTuple):
-    """Permutations by slot, as arrays. Never changed, but for the unused end of `tables`."""
+    """Permutations by slot, as arrays. Only the unused end of `tables` ever changes."""
 
     epoch: NDArray[np.int64]
     """The epoch whose permutation a slot has; -1 for none."""
     start: NDArray[np.int64]
-    """Where in `tables` a slot's table begins; -1 for a network."""
+    """The first index of a slot's table in `tables`; -1 for a network."""
     networks: U64
     """[n, a, b and the keys, slot]."""
     tables: NDArray[np.int16]

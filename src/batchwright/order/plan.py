@@ -36,21 +36,21 @@ Segments = tuple[tuple[int, Weights | None], ...]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanSource:
-    """One source of a plan: which rows it has, by content."""
+    """One source of a plan. Its rows are identified by content."""
 
     name: str
     split: str
     fingerprint: str
-    """Of the source's content: the same tokens give the same, wherever the store is."""
+    """The fingerprint of the source's content. The path of the store has no influence."""
     num_rows: int
     num_tokens: int
     row_tokens: int | None = None
-    """Tokens of this source's rows, where they are shorter than the plan's and padded."""
+    """Tokens of this source's rows, if they are shorter than the plan's and padded."""
     rows: tuple[tuple[str, Any], ...] = ()
-    """How rows are made of whole documents (packing, truncation, loss); none: they are windows over all tokens."""
+    """The rules for rows of whole documents (packing, truncation, loss); none: rows are windows over all tokens."""
 
     def spec(self) -> dict[str, Any]:
-        """As JSON, without what has its default."""
+        """The source as JSON, without default values."""
         spec = asdict(self) | {"rows": dict(self.rows)}
         return {name: value for name, value in spec.items() if name not in ("row_tokens", "rows") or value}
 
@@ -63,16 +63,16 @@ class Amendment:
     parent: str
     """Fingerprint of the plan that was amended."""
     weights: Segments = ()
-    """What replaces all weights from `at` on; none: they stay."""
+    """The weights that replace all weights from `at` on; none: no change."""
     add: tuple[PlanSource, ...] = ()
-    """Sources that join, and sources of the plan as they are after they grew."""
+    """Sources that join, and sources of the plan with their size after they grew."""
     skip: tuple[tuple[int, int], ...] = ()
     """(first, last) position, both skipped: they count as consumed, and are never given out."""
     max_epochs: tuple[tuple[str, int], ...] = ()
     num_rows: int | None = None
 
     def spec(self) -> dict[str, Any]:
-        """What is not as it was, as JSON."""
+        """The changes, as JSON."""
         spec = {name: value for name, value in asdict(self).items() if value or name == "at"}
         if self.add:
             spec["add"] = [source.spec() for source in self.add]
@@ -88,15 +88,15 @@ class Amendment:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What fixes row p of the stream. Batch size, ranks, workers, prefetch and framework are not in it.
+    """All settings that fix row p of the stream. Batch size, ranks, workers, prefetch and framework are not part of it.
 
-    `fingerprint` names the plan. `runs`, `world_size` and `sharding` say how it was cut into batches and ranks:
-    they travel with the plan, so that a step can be traced, but are not part of what it is.
+    `fingerprint` names the plan. `runs`, `world_size` and `sharding` record the batches and ranks of the runs. They
+    are stored with the plan, so that a step can be traced, but do not change the fingerprint.
 
     Rows have `row_tokens` tokens, come from `sources` with the weights of `segments`, and are shuffled by `seed` as
     `shuffle` says. Loaders set the other fields from their settings of the same name: `by`, `max_epochs`, `exhausted`,
-    `num_rows`, `epoch_end`, `recut`, `pool`, `lanes`, `pad`, `batch_tokens`. `order_version` names the algorithm,
-    `amendments` changes on the way, `places` where the sources were found.
+    `num_rows`, `epoch_end`, `recut`, `pool`, `lanes`, `pad`, `batch_tokens`. `order_version` names the algorithm.
+    `amendments` are the changes on the way, `places` the paths of the sources.
     """
 
     row_tokens: int
@@ -104,7 +104,7 @@ class Plan:
     shuffle: str
     sources: tuple[PlanSource, ...]
     segments: Segments = ((0, None),)
-    """The weights that were asked for from the beginning. Amendments replace what is to come of them."""
+    """The weights requested at the beginning. Amendments replace the later ones."""
     recut: bool = True
     epoch_end: str = "drop"
     num_rows: int | None = None
@@ -113,28 +113,28 @@ class Plan:
     pool: tuple[int, int] | None = None
     """(rows of a block, blocks of a window), where shuffle is "pool"."""
     by: str = "rows"
-    """What weights are shares of: "rows" or "tokens"."""
+    """The unit of weights: "rows" or "tokens"."""
     max_epochs: tuple[tuple[str, int], ...] = ()
     exhausted: str = "repeat"
-    """What happens where a source has given its epochs: see `MixedDataLoader`."""
+    """The behaviour at the end of a source's epochs: see `MixedDataLoader`."""
     lanes: tuple[int, int] | None = None
     """(lanes, rows that each gets in turn), where shuffle is "pool" and ranks read only their own windows."""
     pad: int | None = None
     """The token that fills up rows of sources with shorter ones."""
     amendments: tuple[Amendment, ...] = ()
     runs: tuple[Run, ...] = field(default=(), compare=False)
-    """How runs cut it into batches. One on a loader's plan; as many as were recorded on a plan read from a file."""
+    """The recorded steps of runs: one run on a loader's plan, all recorded runs on a plan read from a file."""
     world_size: int = field(default=1, compare=False)
     sharding: ShardingLike | None = field(default=None, compare=False)
-    """Which rank got which rows of a batch, as `sharding_of` takes it; None is contiguous."""
+    """The sharding of a batch, as an argument of `sharding_of`; None is contiguous."""
     batch_tokens: int | None = field(default=None, compare=False)
-    """Where the run cut batches by tokens: how many they may have. Which rows a step had, lengths say, not the plan."""
+    """The token budget, if the run cut batches by tokens. The rows of a step then follow from lengths, not the plan."""
     places: tuple[tuple[str, str], ...] = field(default=(), compare=False)
-    """(source, path of the store in which it was found last): where to look first, not what is looked for."""
+    """(source, path of its store when it was last opened). It is only the first place to look."""
 
     @property
     def schedule(self) -> Segments:
-        """The weights that are asked for, from which position on, after all amendments."""
+        """The requested weights and the positions at which they begin, after all amendments."""
         segments = self.segments
         for amendment in self.amendments:
             if amendment.weights:
@@ -143,25 +143,25 @@ class Plan:
 
     @property
     def weights(self) -> dict[str, float] | None:
-        """The weights that are asked for in the end."""
+        """The requested weights at the end of the stream."""
         weights = self.schedule[-1][1]
         return None if weights is None else dict(weights)
 
     @property
     def all_sources(self) -> tuple[PlanSource, ...]:
-        """The sources and those that were added later, each as it is after it grew: the order's, by number."""
+        """All sources in the numbering of the order, with those added later. Grown sources have their final size."""
         latest = {source.name: source for source in self.sources}
         latest.update((source.name, source) for amendment in self.amendments for source in amendment.add)
         return tuple(latest.values())
 
     @property
     def caps(self) -> dict[str, int]:
-        """How often each source may be read, after all amendments."""
+        """The maximal number of epochs of each capped source, after all amendments."""
         return dict((*self.max_epochs, *(cap for amendment in self.amendments for cap in amendment.max_epochs)))
 
     @property
     def end_rows(self) -> int | None:
-        """Rows at which num_rows or the like end the stream, after all amendments."""
+        """The number of rows at which a setting such as num_rows ends the stream, after all amendments."""
         return next((a.num_rows for a in reversed(self.amendments) if a.num_rows is not None), self.num_rows)
 
     @property
@@ -191,7 +191,7 @@ class Plan:
         if self.lanes is not None:
             given["changes"] = [OrderChange(at=change.at, num_rows=change.num_rows) for change in changes]
             weights = self._row_weights(self.schedule)
-            # It has what others ask of an order.
+            # It has the methods of Order that other modules use.
             return LanedOrder(sizes, weights=weights, lanes=self.lanes, **given)  # type: ignore[return-value]
         given |= {"max_epochs": dict(self.max_epochs), "exhausted": self.exhausted, "changes": changes}
         return Order(sizes, weights=self._row_weights(self.segments), shuffle=self.shuffle, **given)
@@ -206,7 +206,7 @@ class Plan:
         )
 
     def _row_weights(self, segments: Segments) -> tuple[tuple[int, dict[str, float] | None], ...]:
-        """Weights as shares of rows: what was asked in tokens, divided by the tokens of a row."""
+        """Weights as shares of rows. Weights by tokens are divided by the tokens of a row."""
         tokens: dict[str, float] = {}
         if self.by == "tokens":
             tokens = {source.name: self.tokens_per_row(source) for source in self.all_sources}
@@ -219,14 +219,14 @@ class Plan:
         return tuple(found)
 
     def tokens_per_row(self, source: PlanSource) -> float:
-        """Tokens of a source's rows, without padding: the mean, where rows are made of whole documents."""
+        """Tokens of a source's rows, without padding. It is the mean for rows of whole documents."""
         if source.rows:
             return source.num_tokens / source.num_rows
         return float(source.row_tokens or self.row_tokens)
 
     @property
     def _has_plain_epochs(self) -> bool:
-        """Every epoch has the same length, which needs no order to know."""
+        """Whether all epochs have the same length, which is known without an order."""
         return not self.amendments and not self.max_epochs and self.exhausted == "repeat"
 
     @property
@@ -240,14 +240,14 @@ class Plan:
 
     @property
     def pool_rows(self) -> int | None:
-        """Rows among which a row is shuffled; None where that is a whole epoch, or where nothing is shuffled."""
+        """The number of rows among which a row is shuffled; None for a whole epoch or without a shuffle."""
         if self.pool is None:
             return None
         return self.pool[0] * self.pool[1]
 
     @property
     def epoch_spec(self) -> dict[str, Any]:
-        """How steps go through epochs, as `Cut`, `position_of_step` and `step_of_position` take it."""
+        """The epoch arguments of `Cut`, `position_of_step` and `step_of_position`."""
         return {"epochs": self.epochs, "epoch_end": self.epoch_end}
 
     @cached_property
@@ -257,7 +257,7 @@ class Plan:
         return self.order.epochs
 
     def spec(self) -> dict[str, Any]:
-        """The fingerprinted part, as JSON. What has its default is left out where older plans did not have it."""
+        """The fingerprinted part, as JSON. Default values of fields that older plans did not have are left out."""
         spec: dict[str, Any] = {
             field.name: getattr(self, field.name)
             for field in fields(self)
@@ -274,7 +274,7 @@ class Plan:
 
     @property
     def steps(self) -> Run:
-        """How the run cut batches. Raises where several runs are recorded, or none."""
+        """The steps of the recorded run. Raises unless exactly one run is recorded."""
         if len(self.runs) == 1:
             return self.runs[0]
         if self.batch_tokens is not None:
@@ -312,14 +312,13 @@ class Plan:
         return plan
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the plan to the file `path`, as JSON. Runs that were recorded there before are kept beside this
-        one's."""
+        """Write the plan to the file `path`, as JSON. Runs that the file already records are kept."""
         runs = [[list(triple) for triple in run] for run in self.runs]
         record_run(path, {"fingerprint": self.fingerprint, "plan": self.spec()}, runs, dict(self.places))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Plan:
-        """Read a plan from the file `path`, with the runs that are recorded there."""
+        """Read a plan from the file `path`, with the recorded runs."""
         body = read_plan(path)
         plan = cls.from_spec(body.get("plan", {}), where=path)
         if plan.fingerprint != body.get("fingerprint"):
@@ -339,7 +338,7 @@ class Plan:
 
     @classmethod
     def from_spec(cls, spec: Mapping[str, Any], where: object = None) -> Plan:
-        """The plan that has this `spec`; errors say that it is of the file `where`."""
+        """The plan that has this `spec`. Errors name the file `where`."""
         try:
             given = {**spec, "sources": [_with_pairs(source) for source in spec["sources"]]}
             given["amendments"] = [
@@ -373,8 +372,8 @@ class Plan:
 
         `weights`, `add`, `skip`, `max_epochs`, `num_rows` and `num_tokens` are as in `loader.amend`.
 
-        It equals this one before `at`, and every source goes on where it is. States of this plan go on with the
-        amended one if they lie before `at`, or there.
+        The new plan equals this one before `at`, and every source continues from its current row. States of this plan
+        can continue with the amended plan if their position is at most `at`.
         """
         from batchwright.loaders.amending import amend_plan
 
@@ -390,7 +389,7 @@ class Plan:
         )
 
     def difference(self, other: Plan) -> str | None:
-        """The first thing in which the `other` plan differs, in words."""
+        """The first difference from the `other` plan, in words."""
         return difference(self, other)
 
     def __repr__(self) -> str:
@@ -412,7 +411,7 @@ _TYPES: dict[str, Any] = {
     "max_epochs": tuple[tuple[str, int], ...],
     "amendments": tuple[Amendment, ...],
 }
-"""Of the fields that JSON has in another form."""
+"""The types of the fields that JSON has in another form."""
 
 
 def _with_pairs(spec: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Files of plans and states: JSON, kept with a store, in the home folder, or where the user says."""
+"""Files of plans and states, as JSON: beside a store, in the home folder, or at a path that the user gives."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ REMEDY = (
 
 
 def record_run(path: str | os.PathLike[str], plan: dict[str, Any], runs: list[Any], places: dict[str, str]) -> None:
-    """Write a plan and its runs to a file. Runs that were recorded there before are kept."""
+    """Write a plan and its runs to a file. Runs that the file already records are kept."""
     path = local_path(plan=path)
     with one_at_a_time(path.parent):  # two runs that open at once are both recorded
         before = {}
@@ -47,7 +47,7 @@ def read_plan(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def state_in(path: str | os.PathLike[str]) -> dict[str, Any] | None:
-    """The state of a loader in a JSON file; None if something else is in there."""
+    """The state of a loader in a JSON file; None if the file holds something else."""
     body = _json(local_path(plan=path))
     if not isinstance(body, dict) or not body.keys() >= {"position", "plan", "steps"}:
         return None
@@ -79,6 +79,6 @@ def plan_home() -> Path:
 
 
 def kept_plans(*stores: Path, beginning: str = "[0-9a-f]") -> list[Path]:
-    """The files of plans that are kept for stores, of those whose fingerprints begin so."""
+    """The files of plans that are kept for stores and whose fingerprints match `beginning`."""
     folders = [*(store / "plans" for store in stores), plan_home()]
     return [path for folder in folders for path in sorted(folder.glob(f"{beginning}*.json"))]

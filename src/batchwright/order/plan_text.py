@@ -1,4 +1,4 @@
-"""Words of plans: what a plan will do, how two plans differ, and what an amendment changes."""
+"""Plans in words: the contents of a plan, the difference of two plans, and the changes of an amendment."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MOST_SKIPS = 4
 
 
 def plan_in_words(plan: Plan) -> str:
-    """What a plan will do: a line for the plan, each source, each cap and each amendment."""
+    """Describe a plan: a line for the plan, each source, each cap and each amendment."""
     sources, end = plan.all_sources, None
     if plan.weights is not None:
         end = plan.epochs.end_of(1)
@@ -62,7 +62,7 @@ def _shuffle(plan: Plan) -> str:
 
 
 def _share(plan: Plan, number: int, given: list[int] | None) -> tuple[str, str]:
-    """(the share of a source, asked and effective; how often it is read, where `given` says its rows in the run)."""
+    """(requested and effective share of a source; its number of epochs if `given` has its rows in the run)."""
     source, weights = plan.all_sources[number], plan.weights
     if weights is None:
         rows = sum(each.num_rows for each in plan.all_sources)
@@ -89,7 +89,7 @@ def _filling(source: PlanSource) -> str:
 
 
 def _bindings(plan: Plan) -> Iterator[str]:
-    """Where each cap binds: derived from weights and sizes, so known before the run starts."""
+    """The positions at which caps bind. They follow from weights and sizes, so they are known before the run starts."""
     end = plan.epochs.end_of(1)
     for binding in plan.order.bindings:
         epochs = counted(binding.epochs, "epoch")
@@ -129,7 +129,7 @@ def _skips(spans: tuple[tuple[int, int], ...]) -> list[str]:
 
 
 def _weights(segments: Any, at: int) -> str:
-    """Weights that were asked for at a position, the first and the last where there are many."""
+    """The weights requested at a position; the first and the last if there are many."""
     words = []
     for _, weights in segments[:1] + segments[-1:]:
         words.append("natural proportion")
@@ -144,7 +144,7 @@ def _weights(segments: Any, at: int) -> str:
 
 
 def difference(one: Plan, two: Plan) -> str | None:
-    """The first thing in which two plans differ."""
+    """The first difference of two plans."""
     here, there = one.spec(), two.spec()
     key = next((key for key in here | there if here.get(key) != there.get(key)), None)
     match key:
@@ -164,7 +164,7 @@ def difference(one: Plan, two: Plan) -> str | None:
 
 
 def _part(part: Any) -> str:
-    """A segment or an amendment."""
+    """A segment or an amendment, in words."""
     if isinstance(part, tuple):
         return f"from position {part[0]:,}: {_weights((part,), part[0])}"
     return str(part or "none")
@@ -175,7 +175,7 @@ def _source_difference(one: Plan, two: Plan) -> str:
         first, second = mine.spec(), theirs.spec()
         first |= dict(mine.rows)
         second |= dict(theirs.rows)
-        # How rows are made before how many there are, which follows from it.
+        # The settings of rows come before the number of rows, which follows from them.
         for part in ("name", "split", "fingerprint", *dict(mine.rows), *dict(theirs.rows), *first):
             if part != "rows" and first.get(part) != second.get(part):
                 return f"source {mine.name!r}: {part} {first.get(part)} here, {second.get(part)} there"

@@ -1,12 +1,12 @@
-"""Refills of a pool, and the draws between them: which row of a sequence is drawn when, by numbers alone.
+"""Refills of a pool, and the draws between them. The draw of each row of a sequence follows from numbers alone.
 
 Rows come in shards. A pool holds entries, `factor` for each row, in the order in which they will be drawn. At the draw
-that leaves `threshold` of them, whole shards are added while they fit, at least one; then all entries, those that are
-left first, are permuted under the key of this refill. Where the rows that may be held have no room for the next shard
-at that draw, the refill comes later, when they have. No clock and no data take part, so the stream is a function of how
-many were drawn, and going anywhere in it is a matter of permuting numbers.
+that leaves `threshold` entries, whole shards are added while they fit, at least one. Then all entries, the remaining
+ones first, are permuted under the key of this refill. If the limit of held rows has no room for the next shard at that
+draw, the refill comes later, at the first draw with enough room. The stream depends on the number of draws alone, not
+on a clock or on data, so seeking only permutes numbers.
 
-Where a stream is cut into lanes, row m of the sequence belongs to lane m mod L, and each lane has a pool of its own.
+If a stream is cut into lanes, row m of the sequence belongs to lane m mod L, and each lane has a pool of its own.
 """
 
 from __future__ import annotations
@@ -40,29 +40,29 @@ _MIXED_AT_ONCE = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class PoolSize:
-    """How large a lane's pool is, from some draw on."""
+    """The size of a lane's pool, from some draw on."""
 
     at: int
     """Entries of the lane that were drawn when this came into force."""
     entries: int
     threshold: int
     most_rows: int | None = None
-    """Rows that it may hold at all, whatever `entries` says; None: any number."""
+    """The largest number of rows that the pool may hold, regardless of `entries`; None: any number."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refill:
-    """What is added to a pool at once."""
+    """The shards that are added to a pool at once."""
 
     number: int
     at: int
     """Entries of the lane that were drawn before it."""
     survivors: int
-    """Entries that were still there."""
+    """Entries that were left."""
     shards: range
-    """What is added, as places in the epoch's sequence."""
+    """The added shards, as places in the epoch's sequence."""
     first_row: int
-    """The rows that are added are rows [first_row, first_row + num_rows) of the lane."""
+    """The added rows are rows [first_row, first_row + num_rows) of the lane."""
     num_rows: int
 
 
@@ -94,15 +94,14 @@ class Refills:
     def __init__(
         self, rows_of: Callable[[int], int], num_shards: int, sizes: Sequence[PoolSize], factor: int = 1
     ) -> None:
-        """`rows_of(i)`: how many rows of shard i belong to this lane. Asked when it is needed, each in turn.
-
-        `sizes`: by the draw from which each is in force; the first is from 0.
+        """`rows_of(i)` returns the number of rows of shard i that belong to this lane. It is called for one shard after
+        another, when needed. `sizes` are in the order of their first draws; the first size begins at draw 0.
         """
         self._rows_of, self._num_shards, self._sizes = rows_of, num_shards, list(sizes)
         self.factor: int = factor
         self._shard = self._row = self._number = 0
         self._at = self._entries = self._held_rows = 0
-        """Where the last refill was, and how many entries there were after it, of how many rows."""
+        """The draw of the last refill, the entries in the pool after it, and their rows."""
 
     @property
     def is_limited(self) -> bool:
@@ -116,7 +115,7 @@ class Refills:
         return self._next()[0]
 
     def end(self) -> int:
-        """The draw after which nothing is left of what was added so far."""
+        """The draw after which no entry of the added shards is left."""
         return self._at + self._entries
 
     def until(self) -> int:
@@ -127,7 +126,7 @@ class Refills:
         return due
 
     def next(self, held_rows: int) -> Refill:
-        """Make the refill that is due. `held_rows`: rows of which at least one entry is left at that draw."""
+        """Make the refill that is due. `held_rows`: the number of rows with at least one entry left at that draw."""
         at, size = self._next()
         survivors = self.end() - at
         first_shard, shard, num_rows = self._shard, self._shard, 0
@@ -155,7 +154,7 @@ class Refills:
         raise AssertionError
 
     def _threshold(self, size: PoolSize) -> int:
-        """Entries that are left when the next shard is added: fewer, if it had no room beside the rows that are held.
+        """Entries that are left when the next shard is added. There are fewer if held rows leave no room for the shard.
 
         >>> refills = Refills([6, 6].__getitem__, 2, [PoolSize(0, entries=12, threshold=8, most_rows=9)])
         >>> refills.next(held_rows=0).num_rows, refills.due()        # 3 entries are left after 3 draws
@@ -170,8 +169,9 @@ class Refills:
 
 
 def lane_share(first: int, rows: int, lane: int, lanes: int) -> tuple[int, int]:
-    """(first row, number of rows) of a shard that belong to a lane: every `lanes`-th, if the shard begins at row
-    `first` of the sequence.
+    """(first row, number of rows) of the rows of a shard that belong to a lane: every `lanes`-th row.
+
+    The shard begins at row `first` of the sequence.
 
     >>> [lane_share(10, 7, lane, 4) for lane in range(4)]        # rows 10 to 16 are of lanes 2, 3, 0, 1, 2, 3, 0
     [(2, 2), (3, 1), (0, 2), (1, 2)]
@@ -181,7 +181,7 @@ def lane_share(first: int, rows: int, lane: int, lanes: int) -> tuple[int, int]:
 
 
 def mixed_in(survivors: NDArray[Any], new: NDArray[Any], key: int | None) -> NDArray[Any]:
-    """What is left and what is new in one array, permuted under a key; None: as they are.
+    """Remaining and new entries in one array, permuted under a key. None: not permuted.
 
     >>> mixed_in(np.array([10, 11]), np.array([0, 1, 2]), key=5).tolist()
     [0, 2, 10, 11, 1]
@@ -193,16 +193,17 @@ def mixed_in(survivors: NDArray[Any], new: NDArray[Any], key: int | None) -> NDA
 
 
 def refill_key(names: Names, number: int) -> int | None:
-    """The key of a refill, for a stream that some names key; None where they are None, and nothing is permuted."""
+    """The key of a refill of a stream with these names; None if `names` is None and nothing is permuted."""
     if names is None:
         return None
     return key_of(*names, number)
 
 
 def _permuted(n: int, key: int) -> NDArray[np.int64]:
-    """The numbers below n by their keyed hashes: hashes whose low bits are the number itself are sorted as they are.
+    """The numbers below n, sorted by their keyed hashes. The low bits of a hash are replaced by the number itself.
 
-    Twice as fast as sorting numbers by hashes, and the same for any way of sorting, because no two are equal.
+    Sorting such hashes is twice as fast as sorting numbers by hashes. No two are equal, so every sort gives the same
+    result.
     """
     bits = max(n - 1, 1).bit_length()
     number, keep_high = np.uint64((1 << bits) - 1), np.uint64((1 << 64) - (1 << bits))
@@ -217,7 +218,7 @@ def _permuted(n: int, key: int) -> NDArray[np.int64]:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """What is drawn between two refills."""
+    """The entries that are drawn between two refills."""
 
     refill: Refill
     order: NDArray[Any]
@@ -227,7 +228,7 @@ class Generation:
 
 
 def generations(refills: Refills, names: Names) -> Iterator[Generation]:
-    """A lane's epoch: what is drawn after each refill. `names` key it, with the refill's number."""
+    """The generations of a lane's epoch, one after each refill. `names` and the refill's number key each of them."""
     left = np.empty(0, np.int32)
     while refills.due() is not None:
         refill, order = _refilled(refills, left, names)
@@ -237,7 +238,7 @@ def generations(refills: Refills, names: Names) -> Iterator[Generation]:
 
 
 def replay(refills: Refills, drawn: int, names: Names) -> NDArray[Any]:
-    """What is left in the pool after some draws, in the order of drawing; `refills` then goes on from there.
+    """The entries left in the pool after some draws, in the order of drawing. `refills` is advanced to that draw.
 
     A refill that is due at just that draw has not happened yet.
     """
@@ -256,7 +257,7 @@ def _refilled(refills: Refills, left: NDArray[Any], names: Names) -> tuple[Refil
 
 
 def num_rows_of(entries: NDArray[Any], factor: int) -> int:
-    """Rows of which these are entries.
+    """The number of rows that these entries belong to.
 
     >>> num_rows_of(np.array([0, 5, 4]), factor=4)               # entry 0 is of row 0, entries 4 and 5 are of row 1
     2

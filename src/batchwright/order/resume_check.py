@@ -1,4 +1,4 @@
-"""Check of a saved state: it goes on under its own plan, or under one that was amended after its position."""
+"""Check of a saved state. It may continue under its own plan, or under a plan amended after its position."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["refuse_state"]
 def refuse_state(
     mine: Plan, fingerprint: str, position: int, known_plan: Callable[[str], Plan | None], remedy: str
 ) -> None:
-    """Refuse a state of another plan, unless that was amended since, and only where the state is or later."""
+    """Refuse a state of another plan. A plan that was since amended at the state's position or later is accepted."""
     if fingerprint in mine.lineage:
         _refuse_state_after_an_amendment(mine, fingerprint, position)
         return
@@ -44,7 +44,7 @@ def _refuse_state_after_an_amendment(mine: Plan, fingerprint: str, position: int
 
 
 def _share_seen(plan: Plan, position: int) -> str:
-    """How much of each source was read before a position, in words."""
+    """The part of each source that was read before a position, in words."""
     seen = [
         f"{100 * count * plan.tokens_per_row(source) / source.num_tokens:.1f} % of {source.name}"
         for source, count in zip(plan.all_sources, plan.order.given(position), strict=True)

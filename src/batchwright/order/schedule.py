@@ -26,12 +26,12 @@ class Draw(NamedTuple):
     """The rows at some positions, one entry each."""
 
     source: NDArray[np.int32]
-    index: NDArray[np.int64]  # type: ignore[assignment]  # shadows tuple.index, which nobody needs here
+    index: NDArray[np.int64]  # type: ignore[assignment]  # shadows tuple.index, which is not used here
     epoch: NDArray[np.int64]
 
 
 class Stretch(NamedTuple):
-    """Consecutive rows of a source, and their places in it: they can be read before they are needed."""
+    """Consecutive rows of a source and their places in it. They can be read before they are needed."""
 
     source: int
     epoch: int
@@ -103,7 +103,7 @@ class Order:
 
     @property
     def shares(self) -> list[float]:
-        """The share that each source has in the end."""
+        """The share of each source at the end of the stream."""
         mix = self.legs[-1].mix
         rows = mix.counts_per_cycle.tolist() if isinstance(mix, Pattern) else list(mix.sizes)
         rows += [0] * (len(self.names) - len(rows))
@@ -122,7 +122,7 @@ class Order:
         return Draw(source, self._permute(source, within, epoch), epoch)
 
     def _at_leg(self, leg: MixLeg, positions: NDArray[np.int64]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-        """(source, how many rows of that source came before) of positions of a leg."""
+        """(source, number of earlier rows of that source) of positions of a leg."""
         if leg.start != leg.phase:
             positions = positions - (leg.start - leg.phase)
         if isinstance(leg.mix, Pattern):
@@ -141,7 +141,7 @@ class Order:
     def _epoch_of(
         self, source: NDArray[np.int32], ordinal: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """(epoch of its source, number inside that epoch) of rows that are counted through epochs."""
+        """(epoch of the source, number inside that epoch) of rows that are counted through epochs."""
         epoch, within = np.divmod(ordinal, self._size[source])
         for number, has_grown in enumerate(self._has_grown):
             if has_grown:
@@ -187,14 +187,14 @@ class Order:
         return permutation(self.epoch_size(source, epoch)[1], self.seed, self.names[source], epoch)
 
     def positions(self, source: int, index: ArrayLike, epoch: int) -> NDArray[np.int64]:
-        """Positions of rows of a source in an epoch: the inverse of `at`. NEVER for rows that are not given."""
+        """Positions of rows of a source in an epoch, the inverse of `at`; NEVER for rows that are not given."""
         within = np.asarray(index, dtype=np.int64)
         if self.shuffle != "none":
             within = self._permutation(source, epoch).inverse(within)
         return self.position_of(source, within + self.epoch_size(source, epoch)[0])
 
     def position_of(self, source: int, ordinals: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The positions of the rows number `ordinals` of a source, counted through its epochs."""
+        """The positions of rows of a source. `ordinals` number the rows through its epochs."""
         positions = np.empty(len(ordinals), np.int64)
         which = np.searchsorted(self._before[:, source], ordinals, side="right") - 1
         for number, mine in groups(which):
@@ -204,7 +204,7 @@ class Order:
         return np.minimum(positions, NEVER)
 
     def _position_in(self, leg: MixLeg, source: int, ordinals: NDArray[np.int64]) -> NDArray[np.int64]:
-        """How far after the start of a leg a source gives its rows, counted from there."""
+        """The positions of a source's rows, relative to the start of a leg. `ordinals` are counted from there too."""
         mix = leg.mix
         per_cycle = mix.counts_per_cycle if isinstance(mix, Pattern) else mix.sizes
         if source >= len(per_cycle) or not per_cycle[source]:
@@ -216,9 +216,9 @@ class Order:
         return positions
 
     def stretches(self, source: int, ordinal: int, longest: int) -> Iterator[Stretch]:
-        """What a source gives from its row number `ordinal` on: windows, or `longest` rows at a time if not shuffled.
+        """The stretches of a source from row number `ordinal` on: windows, or `longest` rows at a time if not shuffled.
 
-        Without an end. Rows that are shuffled over a whole epoch are anywhere in it: then a stretch is an epoch.
+        The iterator has no end. If rows are shuffled over a whole epoch, a stretch is an epoch.
         """
         while True:
             epoch = int(self.epoch_of(source, np.array([ordinal]))[0][0])
@@ -245,7 +245,7 @@ class Order:
         return counts + [0] * (len(self.names) - len(counts))
 
     def given(self, position: int) -> list[int]:
-        """Rows of each source that were given out before a position: without those that are skipped."""
+        """Rows of each source that were given out before a position, without skipped rows."""
         counts = self.counts(position)
         for first, stop in self.skips.ranges:
             if first < position:
@@ -271,5 +271,5 @@ class Order:
         return ends[0 if first else -1]
 
     def views(self, rank: int, world_size: int) -> list[Order]:
-        """The orders in which a rank meets its rows: one for all ranks, but for lanes."""
+        """The orders in which a rank meets its rows. All ranks have the same order, except with lanes."""
         return [self]

@@ -23,7 +23,9 @@ Steps = Sequence[Sequence[int]]
 
 
 def share(n: int, *, rank: int, world: int) -> range:
-    """Rows of a batch of `n` that rank `rank` of `world` gets: disjoint, complete, within one of each other in number.
+    """Rows of a batch of `n` that rank `rank` of `world` gets.
+
+    Shares are disjoint and complete, and their sizes differ by at most one.
 
     >>> share(10, rank=0, world=3), share(10, rank=2, world=3)
     (range(0, 3), range(6, 10))
@@ -33,7 +35,7 @@ def share(n: int, *, rank: int, world: int) -> range:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cut:
-    """How steps of `rows_per_step` rows follow each other through the epochs of a stream. All positions, in and out.
+    """Steps of `rows_per_step` rows through the epochs of a stream. Arguments and results are positions.
 
     >>> drop = Cut(rows_per_step=4, epochs=Epochs.of(10), epoch_end="drop")
     >>> [drop.after(0, steps) for steps in range(4)]   # rows 8 and 9 of each epoch are dropped
@@ -59,7 +61,7 @@ class Cut:
 
     @property
     def epoch_rows(self) -> int | None:
-        """Rows of the epochs that go on for ever; None: the stream has no epochs."""
+        """Rows of the epochs that repeat for ever; None: the stream has no epochs."""
         return self.epochs.last_rows
 
     @property
@@ -73,7 +75,7 @@ class Cut:
         return self._steps_in(stop - start)
 
     def most_steps_of_epoch(self, position: int) -> int:
-        """The same, or one more where steps cross the ends of epochs: as many as may begin in it."""
+        """The largest number of steps that may begin in an epoch: one more if steps cross the ends of epochs."""
         _, start, stop = self.epochs.span(self.epochs.skips.live(position))
         assert stop is not None
         if self.is_linear:
@@ -86,9 +88,9 @@ class Cut:
         return rows // self.rows_per_step
 
     def settle(self, position: int) -> int:
-        """The position at which the next batch really starts: skipped, and a tail too short for a batch, passed over.
+        """The position at which the next batch really starts, after skipped rows and a tail too short for a batch.
 
-        The end of the stream stays what it is.
+        The end of the stream is returned unchanged.
         """
         return self.epochs.skips.position(self._settle(self.epochs.skips.live(position)))
 
@@ -102,23 +104,23 @@ class Cut:
             live = stop
 
     def _is_too_small_for_ever(self, live: int) -> bool:
-        """Whether no epoch from here on holds a batch, and what does not fill one is dropped."""
+        """Whether no epoch from here on holds a batch, and incomplete batches are dropped."""
         _, rows, following = self.epochs.era(live)
         return self.epoch_end == "drop" and following is None and rows is not None and rows < self.rows_per_step
 
     def real_rows(self, position: int) -> int:
-        """Rows of the batch at a (settled) position that are data: less than rows_per_step with `short` and `pad`."""
+        """Data rows of the batch at a (settled) position. `short` and `pad` can have fewer than rows_per_step."""
         live = self.epochs.skips.live(position)
         return min(self.rows_per_step, self._border(live) - live)
 
     def shared_rows(self, position: int) -> int:
-        """Rows of the batch at a (settled) position that ranks share: with those that fill it up."""
+        """Rows of the batch at a (settled) position that ranks share, with the rows that fill it up."""
         if self.epoch_end == "short":
             return self.real_rows(position)
         return self.rows_per_step
 
     def whole_steps_left(self, position: int) -> int | None:
-        """Whole steps from a (settled) position to the end of its epoch; None where it has no end."""
+        """Whole steps from a (settled) position to the end of its epoch; None if it has no end."""
         live = self.epochs.skips.live(position)
         border = self._border(live)
         if border == NEVER:
@@ -126,7 +128,7 @@ class Cut:
         return (border - live) // self.rows_per_step
 
     def _border(self, live: int) -> int:
-        """The row that no step crosses that begins at this one; NEVER if there is none."""
+        """The border that a step from this row does not cross; NEVER if there is none."""
         if self.is_linear:
             return NEVER
         return self.epochs.span(live)[2] or NEVER
@@ -157,7 +159,7 @@ class Cut:
             live = self._settle(live)
 
     def _whole_epochs(self, live: int, until: int, most_steps: int) -> tuple[int, int]:
-        """(row, steps) after the whole epochs of one era from the beginning of an epoch on, within these bounds."""
+        """(row, steps) after whole epochs of one era, from the beginning of an epoch, within these bounds."""
         start, rows, following = self.epochs.era(live)
         if not rows or (live - start) % rows or self._is_too_small_for_ever(live):
             return live, 0
@@ -180,7 +182,7 @@ class Cut:
         return self._is_too_small_for_ever(live) and self._border(live) - live < self.rows_per_step
 
     def last_simple(self, position: int) -> float:
-        """The last position of this epoch from which the next step simply begins rows_per_step further on."""
+        """The last position of this epoch whose next step begins exactly rows_per_step later."""
         live = self.epochs.skips.live(position)
         last, border = math.inf, self._border(live)
         if border < NEVER:
@@ -191,7 +193,7 @@ class Cut:
         return float(last)
 
     def steps_until(self, position: int, later: int) -> int:
-        """How many whole steps lead from one position to a later one."""
+        """The number of whole steps from one position to a later one."""
         live, goal = self.epochs.skips.live(position), self.epochs.skips.live(later)
         if self.is_linear:
             return (goal - live) // self.rows_per_step
@@ -207,7 +209,7 @@ class Cut:
 
 
 def position_of_step(steps: Steps, step: int, *, epochs: Epochs, epoch_end: str) -> tuple[int, int]:
-    """(position, rows_per_step) of a step, looked up in how the run cut batches.
+    """(position, rows_per_step) of a step, from the record of the run's steps.
 
     >>> position_of_step([[0, 0, 8], [100, 800, 16]], 102, epochs=Epochs.of(None), epoch_end="drop")
     (832, 16)

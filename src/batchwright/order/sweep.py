@@ -1,11 +1,11 @@
-"""Sweep through a plan's weights, caps and changes: the result is legs, each with one mix.
+"""Sweep through a plan's weights, caps and changes. The result is a list of legs, each with one mix.
 
-A leg is a stretch of positions in which one pattern (or natural proportion) holds. Every leg knows how many rows each
-source gave before it, so that the next leg goes on where the last one stopped: nothing repeats, nothing is lost. Where
-a cap binds is a result, never an input.
+A leg is a stretch of positions with one pattern (or natural proportion). Every leg has the number of rows that each
+source gave before it. So the next leg continues where the last one stopped, without repeated or lost rows. The position
+at which a cap binds is a result, never an input.
 
-A leg does not begin with the first slot of its pattern, but with the one that its position has (modulo 65,536): weights
-that change often would otherwise be served from the beginnings of patterns only, where rare sources never come.
+A leg does not begin with the first slot of its pattern, but with the slot of its position (modulo 65,536). Otherwise
+weights that change often would use only the beginnings of patterns, in which rare sources never occur.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ Schedule = tuple[tuple[int, Mapping[str, float] | None], ...]
 
 
 class OrderChange(NamedTuple):
-    """What an amendment does to the order, from a position on."""
+    """The change of an order by an amendment, from a position on."""
 
     at: int
     weights: Schedule | None = None
-    """What replaces all weights that were to come from here on; None: they stay."""
+    """The weights that replace all weights from here on; None: no change."""
     sizes: tuple[tuple[str, int], ...] = ()
     """Sources that join, and sources that have more rows now."""
     max_epochs: tuple[tuple[str, int], ...] = ()
-    """Caps that are set anew."""
+    """Caps that are replaced."""
     num_rows: int | None = None
 
     @property
@@ -50,7 +50,7 @@ class OrderChange(NamedTuple):
 
 
 class Size(NamedTuple):
-    """From its row number `first_row` on, counted through epochs, a source has epochs of `num_rows` rows."""
+    """The epoch size of a source, `num_rows`, from its row number `first_row` on, counted through epochs."""
 
     first_row: int
     first_epoch: int
@@ -67,7 +67,7 @@ class MixLeg(NamedTuple):
     phase: int
     """The slot of the pattern with which the leg begins."""
     base: tuple[int, ...]
-    """What to add to how often the mix has drawn a source, to have the rows that it gave in all."""
+    """The rows to add to the draws of each source by the mix. The sum is all rows that the source gave."""
 
     @classmethod
     def begin(
@@ -84,14 +84,14 @@ class MixLeg(NamedTuple):
         return cls(start, tuple(before), mix, weights, phase, base)
 
     def among(self, num_sources: int) -> MixLeg:
-        """The same leg, among sources of which some joined later."""
+        """The same leg, with zero rows for sources that joined later."""
         later = (0,) * (num_sources - len(self.before))
         return self._replace(before=self.before + later, base=self.base + later)
 
     def after_row(self, source: int, ordinal: int) -> int:
         """The position after a row of a source, counted through its epochs; beyond the leg if it comes later."""
         assert isinstance(self.mix, Pattern)
-        if not self.mix.counts_per_cycle[source]:  # only the beginning of the pattern was drawn
+        if not self.mix.counts_per_cycle[source]:  # the pattern was drawn only in part
             return self.start - self.phase + self.mix.num_slots
         slot = int(self.mix.position(source, np.array([ordinal - self.base[source]]))[0])
         return self.start - self.phase + slot + 1
@@ -108,7 +108,7 @@ class MixLeg(NamedTuple):
 
 
 class Binding(NamedTuple):
-    """A source that had given all its epochs: it is left out from this position on."""
+    """A source that has given all its epochs. It is left out from this position on."""
 
     position: int
     source: str
@@ -123,7 +123,7 @@ class Sweep(NamedTuple):
     eras: tuple[tuple[int, int | None], ...]
     """(from position, rows of an epoch): as `Epochs` takes it."""
     limit: int | None
-    """The position at which nothing is left to give."""
+    """The position at which no row is left."""
 
 
 def sweep(
@@ -155,7 +155,7 @@ def sweep(
 
 
 class _Run:
-    """A sweep that is under way."""
+    """A sweep in progress."""
 
     def __init__(
         self, sizes: Mapping[str, int], max_epochs: Mapping[str, int], exhausted: str, num_rows: int | None
@@ -191,7 +191,7 @@ class _Run:
             self._go_by_weights(mark, following, self.weights)
 
     def _go_naturally(self, mark: int, following: int) -> None:
-        """Every row of every source once in an epoch: sources that join or grow wait for the next epoch."""
+        """Give every row of every source once in an epoch. Sources that join or grow wait for the next epoch."""
         boundary = mark
         if self.legs:
             leg = self.legs[-1]
@@ -206,7 +206,7 @@ class _Run:
         self.is_changed = False
 
     def _go_by_weights(self, mark: int, following: int, weights: Mapping[str, float]) -> None:
-        """Legs from cap to cap."""
+        """Add legs from cap to cap."""
         before = self._admit_at(mark)
         if not self.eras:
             self.eras.append((0, self.num_rows))
@@ -215,7 +215,7 @@ class _Run:
         self.is_changed = False
         check_weights(weights, self.names)
         asked = [weights.get(name, 0.0) for name in self.names]
-        integer_shares(asked, self.names)  # refuses what no mixture can have, also of a source that has left
+        integer_shares(asked, self.names)  # refuses impossible weights, also of a source that has left
         position = mark
         while position < following:
             position = self._go_to_a_cap(position, before, asked, following)
@@ -223,10 +223,10 @@ class _Run:
                 before = self.legs[-1].counts(position)
 
     def _go_to_a_cap(self, position: int, before: list[int], asked: list[float], following: int) -> int:
-        """A leg of the sources that may still give rows. Returns where the next one begins; NEVER where there is none.
+        """Add a leg of the sources that may still give rows. Return the next leg's position; NEVER if there is none.
 
-        No slot of its pattern is drawn that will not be looked at: it ends at the next mark, or where the first source
-        has given its last row, when that is due at the latest.
+        Only needed slots of its pattern are drawn. The leg ends at the next mark, or when the first source has given
+        its last row, at the latest when that row is due.
         """
         ends = [self._rows_allowed(source) for source in range(len(self.names))]
         active = tuple(weight * (given < end) for weight, given, end in zip(asked, before, ends, strict=True))
@@ -247,14 +247,14 @@ class _Run:
         return min((leg.after_row(source, end - 1) for source, end in capped.items()), default=NEVER)
 
     def _bind(self, position: int, sources: list[int]) -> None:
-        """Note which sources have given what they may."""
+        """Record the sources that have reached their caps."""
         known = {binding.source for binding in self.bindings}
         for name in (self.names[source] for source in sources):
             if name not in known:
                 self.bindings.append(Binding(position, name, self.caps.get(name, 1)))
 
     def _rows_allowed(self, source: int) -> int:
-        """Rows that a source may give in all, counted through its epochs; NEVER if it starts over for ever."""
+        """Rows that a source may give in all, counted through its epochs; NEVER if it repeats for ever."""
         usual = _MOST_EPOCHS + 1
         if self.exhausted != "repeat":
             usual = 1
@@ -271,9 +271,9 @@ class _Run:
         return counts + [0] * (len(self.names) - len(counts))
 
     def _admit_at(self, position: int) -> list[int]:
-        """Let new sources join, and let those that grew have their new rows after the epoch that they are in.
+        """Admit new sources, and the new rows of sources that grew, after their current epochs.
 
-        Returns the rows that each source has given by then.
+        Return the rows that each source has given by then.
         """
         given = self._counts(position)
         for name, num_rows in self.joining.items():
@@ -317,7 +317,7 @@ class _Run:
         self.eras = [*(era for era in self.eras if era[0] < start), (start, rows)]
 
     def result(self) -> Sweep:
-        if self.limit is not None:  # the last era ends where the stream does
+        if self.limit is not None:  # the last era ends with the stream
             start, rows = self.eras[-1]
             if rows is None or self.limit < start + rows or (self.limit - start) % rows:
                 self._begin_era(self._epoch_start(self.limit), self.limit)

@@ -1,8 +1,8 @@
-"""Shuffle inside windows of a few blocks: rows near in the stream are then in few places on disk, known beforehand.
+"""Shuffle inside windows of a few blocks. Rows near in the stream are then in few places on disk, known beforehand.
 
-This is the shuffle scope "pool". The rows of an epoch are cut into blocks of consecutive rows. Blocks are permuted, cut
-into windows of some blocks each, and rows are permuted inside their window. The place of a position is arithmetic: only
-the last block can be short, so every border after the place where it landed is moved by the rows that it lacks.
+This is the shuffle scope "pool". The rows of an epoch are cut into blocks of consecutive rows. Blocks are permuted and
+grouped into windows, and rows are permuted inside their window. The place of a position is computed by arithmetic. Only
+the last block can be short, so the borders after its permuted place are shifted by its missing rows.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _BLOCKS_IN_WINDOW = 16
 
 
 def blocks_for(pool_rows: int) -> tuple[int, int]:
-    """(rows of a block, blocks of a window) of windows that have `pool_rows` rows, rounded up to whole blocks.
+    """(rows of a block, blocks of a window) for windows of `pool_rows` rows, rounded up to whole blocks.
 
     >>> blocks_for(262_144), blocks_for(100), blocks_for(3)
     ((16384, 16), (7, 16), (1, 3))
@@ -33,7 +33,7 @@ def blocks_for(pool_rows: int) -> tuple[int, int]:
 
 
 def groups(keys: NDArray[np.int64]) -> Iterator[tuple[int, slice | NDArray[np.intp]]]:
-    """Each key of an array, with the places where it is: what is asked in runs nearly always has one.
+    """Each key of an array, with its places. Arrays of consecutive positions nearly always have one key.
 
     >>> [(key, where.tolist()) for key, where in groups(np.array([7, 3, 7]))]
     [(3, [1]), (7, [0, 2])]
