@@ -19,7 +19,7 @@ class ChatError(Exception):
     def __init__(self, kind: str, reason: str = "", *, turn: int | None = None, remedy: str = "") -> None:
         super().__init__(kind)
         self.kind, self.reason, self.turn, self.remedy = kind, reason, turn, remedy
-        """`turn` is the number of the message, from 0; None where no single message is to blame."""
+        """`turn` is the number of the message, from 0; None if the fault is not in a single message."""
 
     def __str__(self) -> str:
         text = f"{self.kind}: {self.reason}" if self.reason else self.kind
