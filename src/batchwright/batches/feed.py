@@ -54,10 +54,10 @@ class WindowFeed(Generic[D]):
         self._documents = documents
         self._pieces: list[NDArray[Any]] = []
         self._have = 0
-        """Tokens in the pieces. The first is where the next row begins."""
+        """Tokens in the pieces. The next row begins with the first one."""
         self._names: list[D] = []
         self._begins: list[int] = []
-        """Where each document that has tokens here begins, counted from the first: below 0 if it began before."""
+        """The start of each document with tokens here, counted from the first token; negative if it began before."""
         while skip >= self._have and self._pull():
             pass
         self._drop(min(skip, self._have))

@@ -105,13 +105,13 @@ class Flow:
         self.pad: int | None = pad
         self.windows: list[WindowRows] = [r for r in rows if isinstance(r, WindowRows)]
         self.stored: list[WindowRows | SampleRows] = [r for r in rows if isinstance(r, WindowRows | SampleRows)]
-        """The rows that lie in stores."""
+        """The rows in stores."""
         self.has_samples: bool = any(isinstance(r, SampleRows) for r in rows)
         self.padding: Padding = padding or Padding("max_length")
         self.asks_all_ranks: bool = self.has_samples and self.padding.to != "max_length"
-        """Whether the rows of all ranks are looked up, because the longest one decides how wide a batch is."""
+        """Whether the rows of all ranks are looked up, because the longest one decides the width of a batch."""
         self.sequences: Any | int = max(getattr(r, "sequences", 1) for r in rows)
-        """Rows of a batch that one row of the order is: two for preference pairs."""
+        """The number of batch rows for one row of the order: two for preference pairs."""
         self.joint: JointWindows | None = None
         is_equal = len(self.windows) == len(rows) and all(r.row_tokens == self.row_tokens for r in rows)
         if is_equal and len(rows) > 1 and JointWindows.can(self.windows):

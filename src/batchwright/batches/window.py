@@ -222,7 +222,7 @@ class JointWindows:
         )
         self._one_each = max(num_shards) == 1
         self._token_0 = np.zeros(len(self._shards), np.int64)
-        """The address that token 0 of all numbers would have if it lay before a shard's own; 0: not mapped yet."""
+        """For each shard, its address less the bytes of all tokens numbered before it; 0: not mapped yet."""
         self._mapped: list[ShardTokens | None] = [None] * len(self._shards)
         self._rings = _Rings(rows)
 

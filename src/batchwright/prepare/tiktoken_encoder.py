@@ -66,7 +66,7 @@ class FastEncoder:
         self.proof: Proof = proof
         self.encoding: Any = make_encoding(backend.get_vocab(with_added_tokens=False), proof)
         self.off: str | None = None
-        """The reason why tiktoken is not used any more in this process."""
+        """The reason why this process stopped using tiktoken."""
         self._sample = [_SAMPLE_DOCUMENTS, _SAMPLE_CHARACTERS]
         self._table = proof.table()
         self._added = any_of(self._added_texts())
