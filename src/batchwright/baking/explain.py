@@ -51,7 +51,7 @@ class Explanation:
     seed: int
     instructions: list[Effect]
     num_rows: int
-    """The counts at the end."""
+    """The number of rows at the end."""
 
     def as_json(self) -> dict[str, Any]:
         effects = [{"what": effect.what, "counts": effect.counts} for effect in self.instructions]

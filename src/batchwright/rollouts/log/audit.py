@@ -28,7 +28,7 @@ class Audit:
     taken: list[int] = field(default_factory=list)
     """Ordinals, in the order of use."""
     contents: Counter[tuple[str, int]] = field(default_factory=Counter)
-    """How often each group was taken, by the place of its content."""
+    """The number of times each group was taken, by the place of its content."""
 
     @property
     def cursor(self) -> int:
