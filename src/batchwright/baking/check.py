@@ -26,7 +26,7 @@ from batchwright.sources.units import Malformed
 __all__ = ["check_functions"]
 
 _ROWS, _PLACES = 1000, 4
-"""Of each ingredient, and from how many of its units."""
+"""The number of sample rows of each ingredient, and the number of units they come from."""
 
 Answers = list[tuple[str, str]]
 """(function, fingerprint of its result) of each function that saw a row, in order."""
@@ -55,7 +55,7 @@ def _compare(sample: _Sample, first: Answers, other: Answers, what: str) -> None
         return
     pairs = zip_longest(first, other, fillvalue=("", ""))
     one, another = next(pair for pair in pairs if pair[0] != pair[1])
-    # Without a name, it failed, each time in another way.
+    # No name: it failed, in another way each time.
     name = one[0] or another[0] or f"a function of {sample.job.ingredient!r}"
     raise SpecError(
         f"{name} is not a function of its row: {what}",
@@ -98,7 +98,7 @@ def _answers_to(sample: _Sample) -> Answers:
     try:
         for name, value in _results(sample.job, sample.at, row):
             answers.append((name, result_fingerprint(value)))
-    except Exception as error:  # an answer too: the bake will name the row
+    except Exception as error:  # a failure is an answer too: the bake will name the row
         answers.append(("", type(error).__name__))
     return answers
 

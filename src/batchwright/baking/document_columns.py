@@ -21,7 +21,7 @@ class Documents(NamedTuple):
     file: NDArray[Any]
     """The number of each document's file; in a unit, of its span."""
     row: NDArray[Any]
-    """Its number in the file, or in the span."""
+    """The number of each document in the file, or in the span."""
     text: NDArray[Any]
     num_marks: NDArray[Any]
     """The number of spans of each conversation; empty for plain text."""

@@ -51,7 +51,7 @@ class Explanation:
     seed: int
     instructions: list[Effect]
     num_rows: int
-    """At the end."""
+    """The number of rows at the end."""
 
     def as_json(self) -> dict[str, Any]:
         effects = [{"what": effect.what, "counts": effect.counts} for effect in self.instructions]
@@ -101,7 +101,7 @@ class _DryRun:
             counts.update({"rows read": report.rows_read} | report.dropped)
 
     def _is_left(self, part: RowWork, at: RowAt, row: dict[str, Any], first: int) -> bool:
-        """Whether a row is left at the end."""
+        """Whether a row remains at the end."""
         for step, counts in zip(self.instructions[first:], self.counts[first:], strict=True):
             if isinstance(step, Ingredient):
                 continue
@@ -136,7 +136,7 @@ class _DryRun:
 
 
 def _effect(instruction: Instruction, counts: Counter[str]) -> Effect:
-    """Counts in reading order: rows that came, their fates, rows that are left."""
+    """Counts in reading order: incoming rows, dropped or changed rows, remaining rows."""
     if isinstance(instruction, RowStep):
         names = ("seen", "passed by", "changed", "dropped")
         return Effect(line_of(instruction), {name: counts[name] for name in names})

@@ -95,7 +95,7 @@ class _OldVersion:
         self.store, self.table, self.text_table, self.folder = store, store.units, store.texts, folder
         self.shard_rows = {name: row for row, name in enumerate(store.shards["file"].to_pylist())}
         self.first_document = np.concatenate([[0], np.cumsum(store.shards["num_documents"])])
-        """For each shard, counting through all shards."""
+        """The number of the first document in each shard, counted through all shards."""
 
     def find(self, wanted: set[str]) -> dict[str, ReusedUnit]:
         if self.text_table is None:  # a release without it wrote this version

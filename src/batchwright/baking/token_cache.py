@@ -43,7 +43,7 @@ class TokenCache:
 
     def __init__(self, stores: Sequence[Store] = ()) -> None:
         self.stores = stores
-        """Kept open, which protects them from garbage collection."""
+        """Open versions, which garbage collection does not remove."""
         self._versions: list[_CachedVersion] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -90,7 +90,7 @@ class _CachedVersion:
         self.store = store
         self.num_bytes = store.shards["num_bytes"]
         self.found_bytes = np.zeros(len(self.num_bytes), np.int64)
-        """Of each shard, the amount of text that was found in it."""
+        """The amount of text found in each shard."""
         self.starts = np.concatenate([[0], np.cumsum(store.shards["num_documents"])])
         self.eos: int | None = store.manifest.tokenizer["eos"]
 

@@ -128,7 +128,7 @@ class _TextReader:
         """(first bits of the hash of file and row, text) of every row of the sample. Raises if there is none."""
         units = self.work.units
         rows_before: Counter[int] = Counter()
-        """Of each file, the rows in the parts of it that were read."""
+        """For each file, the number of rows in its parts that were read."""
         with progress(doing, sum(unit.num_bytes for unit in units), show=show) as done:
             for unit in units:
                 for bits, text in self._read_unit(unit, rows_before):

@@ -58,20 +58,20 @@ Locate = Callable[[int], RowAt]
 
 SPLITS = ("train", "val")
 _BATCH_CHARACTERS = 1 << 22
-"""Tokenised at once. Large, because threads wait for each other at its end."""
+"""The number of characters tokenised at once. Large, because threads wait for each other at its end."""
 _UNIT_FORMAT = 2
 """Part of every unit's name, so that units of an earlier release with other columns are not used."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DocumentJob(RowJob):
-    """How the documents of one ingredient of a store are made."""
+    """The description of the work on one ingredient's documents for a store."""
 
     tokenize: Tokenize | Chat
     holdout: float
     shuffle: bool
     fingerprint: str
-    """Of everything that decides the output."""
+    """The fingerprint of everything that decides the output."""
 
 
 def unit_key(job: DocumentJob, unit: Unit, identity: Any) -> str:

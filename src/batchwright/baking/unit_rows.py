@@ -53,7 +53,7 @@ _EXAMPLES = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowJob:
-    """How the rows of one ingredient are read and prepared. Travels to workers by value."""
+    """The description of reading and preparing one ingredient's rows. Sent to workers by value."""
 
     ingredient: str
     text: TextColumn | None

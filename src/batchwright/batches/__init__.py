@@ -1,3 +1,3 @@
-"""Rows to batches on time: windows, packing, gathering, masks, read-ahead, and which rank gets what."""
+"""Batches from rows, on time: windows, packing, gathering, masks, read-ahead, and the rows of each rank."""
 
 __all__: list[str] = []

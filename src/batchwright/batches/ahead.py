@@ -1,7 +1,7 @@
-"""Work done before it is needed, in order: by threads (cold data) or by processes (code that holds the interpreter).
+"""Work done ahead of need, in order: by threads (for cold data) or by processes (for code that holds the interpreter).
 
-Without either, work is done when it is asked for: for warm data that is fastest, because handing a batch between
-threads costs more than gathering a small one.
+Without either, work is done on request. This is fastest for warm data, because passing a batch between threads costs
+more than gathering a small one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Arrays = dict[str, NDArray[Any]]
 
 
 def by_threads(function: Callable[[T], R], tasks: Iterable[T], ahead: int, threads: int = 1) -> Iterator[R]:
-    """function(task) of every task, in order, with up to `ahead` of them begun before they are asked for."""
+    """Yield function(task) for every task, in order. Up to `ahead` tasks begin before their results are requested."""
     waiting: deque[Future[R]] = deque()
     remaining = iter(tasks)
     executor = ThreadPoolExecutor(threads, thread_name_prefix="batchwright-ahead")
@@ -42,7 +42,7 @@ def by_threads(function: Callable[[T], R], tasks: Iterable[T], ahead: int, threa
                 return
             yield waiting.popleft().result()
     finally:
-        # Without waiting: the garbage collector may end an abandoned generator in any thread, and one that is starting
+        # Without waiting: the garbage collector may end an abandoned generator in any thread, and a starting thread
         # holds the lock that a join takes.
         executor.shutdown(wait=False, cancel_futures=True)
 
@@ -50,10 +50,10 @@ def by_threads(function: Callable[[T], R], tasks: Iterable[T], ahead: int, threa
 def by_processes(
     function: Callable[[T], Arrays], tasks: Iterable[T], workers: int, slot_bytes: int, slots_each: int = 2
 ) -> Iterator[Arrays]:
-    """function(task) of every task, in order; worker w of k does tasks w, w + k, ...
+    """Yield function(task) for every task, in order. Worker w of k does tasks w, w + k, ...
 
-    Arrays come back through memory that parent and workers share. A slot is used again when the next result is asked
-    for, so take what is needed before that. The memory has no name: nothing is left behind, whatever dies.
+    Arrays come back through memory that parent and workers share. A slot is reused when the next result is requested,
+    so copy a result before that. The memory has no name: nothing is left behind if a process dies.
     """
     descriptor = shared_memory(workers * slots_each * slot_bytes)
     crew: list[Worker] = []
@@ -89,12 +89,12 @@ def by_processes(
             member.close()
         os.close(descriptor)
         if memory is not None:
-            with contextlib.suppress(BufferError):  # a view is still held: the map goes when it does
+            with contextlib.suppress(BufferError):  # a view still exists: the map is freed with it
                 memory.close()
 
 
 class _IntoSlot:
-    """Runs in a worker: does a task and writes its arrays into a slot of the shared memory."""
+    """The function in a worker. Does a task and writes its arrays into a slot of the shared memory."""
 
     def __init__(self, function: Callable[[Any], Arrays], descriptor: int, num_bytes: int, slot_bytes: int) -> None:
         self.function, self.descriptor, self.num_bytes, self.slot_bytes = function, descriptor, num_bytes, slot_bytes

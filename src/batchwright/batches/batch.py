@@ -1,4 +1,4 @@
-"""From gathered rows to the fields of a batch: masks, and fields that depend on document borders."""
+"""The fields of a batch from gathered rows: masks, and fields that depend on document borders."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Padding:
-    """The width of a batch whose rows differ in length: a function of the global batch, never of a rank's part."""
+    """The width of a batch whose rows differ in length. It depends on the global batch, never on a rank's part."""
 
     to: str | int | tuple[int, ...] = "longest"
-    """"longest", "max_length", a number that widths are multiples of, or the widths that there are."""
+    """"longest", "max_length", a number that divides all widths, or a list of all widths."""
     left: bool = False
 
     @property
@@ -41,7 +41,7 @@ class Padding:
         return self.to
 
     def widths(self, longest: NDArray[np.int64], most: int) -> NDArray[np.int64]:
-        """Widths of batches by the tokens of their longest rows, where no row has more than `most`.
+        """Widths of batches from the lengths of their longest rows. No row has more than `most` tokens.
 
         >>> Padding(64).widths(np.array([1, 64, 65, 500]), 512).tolist()
         [64, 64, 128, 512]
@@ -60,7 +60,7 @@ class Padding:
 
 @dataclass(slots=True)
 class Block:
-    """Some steps' rows, gathered at once: tokens [rows, row_tokens + 1], and what belongs to each row."""
+    """The rows of some steps, gathered at once: tokens [rows, row_tokens + 1], and the fields of each row."""
 
     tokens: Any
     source: NDArray[np.int32]
@@ -70,7 +70,7 @@ class Block:
     extra: dict[str, Any] = field(default_factory=dict)
     """Fields that are not views of `tokens`, [rows, row_tokens] each."""
     widths: NDArray[np.int64] | None = None
-    """Of rows of samples: tokens of the batch that each one is in."""
+    """For rows of samples, the width of each row's batch in tokens."""
     seams: NDArray[np.bool_] | None = None
     """The first token of each part that attends to no other, [rows, row_tokens], if fields ask for it."""
     shown: dict[str, NDArray[Any]] = field(default_factory=dict)
@@ -86,7 +86,7 @@ def constant_mask(rows: int, tokens: int, dtype: str) -> NDArray[Any]:
 
 
 def add_border_fields(block: Block, borders: Sequence[NDArray[np.int64]], fields: Fields) -> None:
-    """Fill in what depends on where documents begin; borders[i] are their offsets inside row i's window."""
+    """Fill in the fields that depend on document borders. borders[i] holds their offsets inside row i's window."""
     rows, width = block.tokens.shape
     begins = np.zeros((rows, width), bool)
     for row, offsets in enumerate(borders):
@@ -103,7 +103,7 @@ def add_border_fields(block: Block, borders: Sequence[NDArray[np.int64]], fields
 
 
 def fill_up(block: Block, widths: NDArray[np.int64], pad: int) -> None:
-    """Give rows that have fewer tokens the token `pad` after them: not attended to, and nothing is learned there."""
+    """Pad shorter rows with the token `pad` at the end. Padding is not attended to, and nothing is learned there."""
     rows, width = block.tokens.shape
     place = np.arange(width)
     is_real = place[:-1] < widths[:, None]
@@ -114,13 +114,13 @@ def fill_up(block: Block, widths: NDArray[np.int64], pad: int) -> None:
     block.extra["targets"] = np.where(is_real, targets, -100)
     if "segment_ids" in block.extra:
         block.extra["segment_ids"] = np.where(is_real, block.extra["segment_ids"], 0)
-    block.tokens[place >= widths[:, None]] = pad  # last: a row's last token is only a target, where input begins to pad
+    block.tokens[place >= widths[:, None]] = pad  # last: a row's last token is only a target, and padding as input
 
 
 def add_sample_fields(block: Block, padded: PaddedSamples, fields: Fields, allocate: Allocate = fresh) -> None:
-    """Masks and targets of rows of samples, and what says which sample a token is of.
+    """Masks and targets of rows of samples, and the fields that name each token's sample.
 
-    Everything large goes to memory of `allocate`: fresh memory costs more than all that is computed here.
+    Large arrays go to memory from `allocate`, because fresh memory costs more time than all computations here.
     """
     rows, width = padded.tokens.shape[0], padded.tokens.shape[1] - 1
     place, end = np.arange(width), padded.offset + padded.length
@@ -164,13 +164,13 @@ def add_sample_fields(block: Block, padded: PaddedSamples, fields: Fields, alloc
 
 
 def seqlens_of(seams: NDArray[np.bool_]) -> tuple[NDArray[np.int32], int]:
-    """(where each part begins in the rows of a batch, end to end, and where the last one ends; the longest part)."""
+    """(start of each part in the rows of a batch, end to end, and the end of the last; length of the longest part)."""
     borders = np.append(np.flatnonzero(seams), seams.size).astype(np.int32)
     return borders, int(np.diff(borders).max(initial=0))
 
 
 def mask_padding(block: Block) -> None:
-    """Rows of weight 0 only fill the batch up: nothing is learned from them."""
+    """Mask rows of weight 0. They only fill the batch up, and nothing is learned from them."""
     if block.weight is None:
         return
     rows, width = len(block.tokens), block.tokens.shape[1] - 1

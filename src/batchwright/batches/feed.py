@@ -1,4 +1,4 @@
-"""Windows over documents as they come: the rows of a stored stream, before its end is known."""
+"""Windows over arriving documents: the rows of a stored stream, before its end is known."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ D = TypeVar("D")
 
 @dataclass(frozen=True, slots=True)
 class Place(Generic[D]):
-    """A token of a sequence of documents: which document, and how many of its tokens come before."""
+    """The place of a token in a sequence of documents: its document, and the number of tokens before it there."""
 
     document: D
     skip: int
@@ -25,13 +25,13 @@ class Place(Generic[D]):
 
 @dataclass(frozen=True, slots=True)
 class Taken(Generic[D]):
-    """Some rows: tokens [rows, row_tokens + 1], where each begins, and where the next one will."""
+    """Some rows: tokens [rows, row_tokens + 1], the place of each row, and that of the next one."""
 
     tokens: NDArray[Any]
     places: list[Place[D]]
-    """One more than rows: the last is where the row after them begins. Empty without tokens."""
+    """One place per row, and one more: the beginning of the next row. Empty without tokens."""
     borders: list[NDArray[np.int64]]
-    """For each row, the offsets inside its window at which a document begins, except 0."""
+    """For each row, the offsets of document starts inside its window, except 0."""
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -49,21 +49,21 @@ class WindowFeed(Generic[D]):
     """
 
     def __init__(self, documents: Iterator[tuple[D, NDArray[Any]]], row_tokens: int, skip: int = 0) -> None:
-        """`skip`: tokens at the beginning that rows do not use. They still count in places."""
+        """`skip` is the number of tokens at the beginning that rows do not use. They still count in places."""
         self.row_tokens = row_tokens
         self._documents = documents
         self._pieces: list[NDArray[Any]] = []
         self._have = 0
-        """Tokens in the pieces. The first is where the next row begins."""
+        """Tokens in the pieces. The next row begins with the first one."""
         self._names: list[D] = []
         self._begins: list[int] = []
-        """Where each document that has tokens here begins, counted from the first: below 0 if it began before."""
+        """The start of each document with tokens here, counted from the first token; negative if it began before."""
         while skip >= self._have and self._pull():
             pass
         self._drop(min(skip, self._have))
 
     def take(self, rows: int) -> Taken[D]:
-        """The next rows; fewer where the documents end."""
+        """The next rows. At the end of the documents there may be fewer."""
         width = self.row_tokens
         while self._have < rows * width + 1 and self._pull():
             pass
@@ -82,7 +82,7 @@ class WindowFeed(Generic[D]):
         return taken
 
     def _pull(self) -> bool:
-        """Add the next document; False where there is none."""
+        """Add the next document. Returns False if there is none."""
         for name, tokens in self._documents:
             if len(tokens):
                 self._names.append(name)
@@ -101,7 +101,7 @@ class WindowFeed(Generic[D]):
         return np.array(self._begins[first:last], np.int64) - at
 
     def _drop(self, count: int) -> None:
-        """Forget tokens that lie before the next row."""
+        """Forget the tokens before the next row."""
         if not count:
             return
         rest = np.concatenate(self._pieces)[count:].copy()  # not a view: it would hold the memory of the others

@@ -3,7 +3,7 @@
 rows     = windows of each source            batches/window.py: planned once, never changed by the order
            or whole documents                batches/row_index.py, samples.py: packed, or one in a row
 draw     = order.at(positions)               order/: position -> (source, row, epoch), no data yet
-located  = where those rows lie              for thousands of positions at once
+located  = places of those rows              for thousands of positions at once
 block    = one gather                        batches/gather.py: tokens, widened, in reused memory
 """
 
@@ -38,17 +38,17 @@ __all__ = ["Flow", "LocatedRows", "Picked", "Task"]
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Consecutive steps of one rank: small, plain numbers, so that any thread or process can be given it."""
+    """Consecutive steps of one rank. Plain numbers, so that it can be sent to any thread or process."""
 
     live: int
-    """The first row of the first step's global batch; as all rows here, counted without those that are skipped."""
+    """The first row of the first step's global batch. All rows here are counted without skipped ones."""
     num_steps: int
     stride: int
-    """Rows from one step's first row to the next one's: the global batch, or several where workers take turns."""
+    """Rows from one step's first row to the next one's: one global batch, or several if workers take turns."""
     rows: Share
-    """This rank's rows of each step, counted in the global batch: at least one."""
+    """This rank's rows of each step, as numbers in the global batch: at least one."""
     real_rows: int
-    """Rows of each step that are data; those after them repeat the last one, with weight 0."""
+    """The number of data rows in each step. The rows after them repeat the last one, with weight 0."""
 
     @property
     def num_rows(self) -> int:
@@ -67,7 +67,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Picked:
-    """One rank's rows of one step, where they do not follow each other."""
+    """One rank's rows of one step, if they are not consecutive."""
 
     num_steps: ClassVar[int] = 1
 
@@ -82,7 +82,7 @@ class Picked:
 
 
 class Flow:
-    """Rows of some sources in one order. Pure: the same positions give the same blocks, on any thread or process."""
+    """Rows of several sources in one order. Pure: the same positions give the same blocks, on any thread or process."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class Flow:
         pad: int | None = None,
         padding: Padding | None = None,
     ) -> None:
-        """`row_tokens` and `pad`: shorter rows are filled up to `row_tokens` with the token `pad`.
+        """Shorter rows are filled up to `row_tokens` with the token `pad`.
 
         `padding` is the width of a batch that has rows of samples.
         """
@@ -105,13 +105,13 @@ class Flow:
         self.pad: int | None = pad
         self.windows: list[WindowRows] = [r for r in rows if isinstance(r, WindowRows)]
         self.stored: list[WindowRows | SampleRows] = [r for r in rows if isinstance(r, WindowRows | SampleRows)]
-        """The rows that lie in stores."""
+        """The rows in stores."""
         self.has_samples: bool = any(isinstance(r, SampleRows) for r in rows)
         self.padding: Padding = padding or Padding("max_length")
         self.asks_all_ranks: bool = self.has_samples and self.padding.to != "max_length"
-        """Whether the rows of all ranks are looked up, because the longest one decides how wide a batch is."""
+        """Whether the rows of all ranks are looked up, because the longest one decides the width of a batch."""
         self.sequences: Any | int = max(getattr(r, "sequences", 1) for r in rows)
-        """Rows of a batch that one row of the order is: two for preference pairs."""
+        """The number of batch rows for one row of the order: two for preference pairs."""
         self.joint: JointWindows | None = None
         is_equal = len(self.windows) == len(rows) and all(r.row_tokens == self.row_tokens for r in rows)
         if is_equal and len(rows) > 1 and JointWindows.can(self.windows):
@@ -127,7 +127,7 @@ class Flow:
         return f"up to {self.row_tokens}"
 
     def locate(self, task: Task | Picked) -> LocatedRows:
-        """Find the rows of a task. Cheap for each row when there are many: the order is computed for all at once."""
+        """Find the rows of a task. The order is computed for all rows at once, so many rows are cheap."""
         if isinstance(task, Picked):
             draw = self.order.at(task.positions)
             return LocatedRows(self, task.positions, task.weight, draw, np.full(task.num_rows, task.width))
@@ -136,7 +136,7 @@ class Flow:
         return LocatedRows(self, positions, task.weights(), self.order.at(positions), widths)
 
     def _widths(self, task: Task) -> NDArray[np.int64]:
-        """Tokens of the batch that each row of a task is in: by the longest row of all ranks."""
+        """The width in tokens of each row's batch, from the longest row of all ranks."""
         if not self.asks_all_ranks:
             return np.full(task.num_rows, self.row_tokens)
         steps = task.live + task.stride * np.arange(task.num_steps)
@@ -146,7 +146,7 @@ class Flow:
         return np.repeat(self.padding.widths(longest, self.row_tokens), len(task.rows))
 
     def lengths(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Tokens of the rows at some positions, without what fills them up."""
+        """The lengths of the rows at some positions in tokens, without padding."""
         draw = self.order.at(positions)
         lengths = np.empty(len(draw.index), np.int64)
         for number, rows in enumerate(self.rows):
@@ -157,7 +157,7 @@ class Flow:
         return lengths
 
     def totals(self, positions: NDArray[np.int64]) -> tuple[float, int] | None:
-        """(sum of the loss masks, samples) of the rows at some positions; None where some are windows."""
+        """(sum of the loss masks, samples) of the rows at some positions; None if some are windows."""
         if not all(isinstance(rows, SampleRows) for rows in self.rows):
             return None
         draw, tokens, samples = self.order.at(positions), 0.0, 0
@@ -168,7 +168,7 @@ class Flow:
         return tokens, samples
 
     def documents(self, positions: NDArray[np.int64]) -> list[list[StoredDocument]]:
-        """The documents that the rows at some positions are made of, in reading order."""
+        """The documents in the rows at some positions, in reading order."""
         draw, found = self.order.at(positions), []
         for source, index, epoch in zip(draw.source.tolist(), draw.index.tolist(), draw.epoch.tolist(), strict=True):
             rows = self.stored[source]
@@ -180,7 +180,7 @@ class Flow:
         return found
 
     def at(self, positions: NDArray[np.int64], allocate: Allocate) -> Block:
-        """The rows at some positions, also at such as are skipped."""
+        """The rows at some positions, skipped ones included."""
         return LocatedRows(self, positions, None, self.order.at(positions)).make(0, len(positions), allocate)
 
     def make(self, task: Task | Picked, allocate: Allocate) -> Block:
@@ -216,7 +216,7 @@ class LocatedRows:
             self._find_starts()
 
     def _find_starts(self) -> None:
-        """Where rows begin in their streams, for sources that are gathered one by one."""
+        """The starts of rows in their streams, for sources that are gathered one by one."""
         source, index, epoch = self.draw
         self.start = np.empty(len(index), np.int64)
         for number in np.unique(source).tolist():
@@ -228,13 +228,13 @@ class LocatedRows:
         rows = self.flow.windows[0]
         if self.flow.joint is not None:
             address, is_whole, self.start = self.flow.joint.find(source, index, epoch)
-        else:  # an address holds only while its shard is mapped: `_mapped` keeps it so
+        else:  # an address is valid only while its shard is mapped: `_mapped` keeps it mapped
             address, is_whole, self._mapped, self.start = rows.addresses(index, epoch)
         if not is_whole.all():
             self.apart = np.flatnonzero(~is_whole)
             if len(self.apart) == len(address):
                 return
-            address[self.apart] = address[is_whole][0]  # some row that is safe to gather, to be overwritten
+            address[self.apart] = address[is_whole][0]  # any row that is safe to gather; it is overwritten later
         self.windows, self.rows = windows_at(address, self.flow.row_tokens + 1, rows.stream.dtype)
 
     def make(self, first: int, last: int, allocate: Allocate) -> Block:
@@ -260,7 +260,7 @@ class LocatedRows:
         return Block(out, self.draw.source[first:last], self.positions[first:last], weight)
 
     def _borders(self, first: int, last: int) -> list[NDArray[np.int64]]:
-        """The offsets in each row at which documents begin."""
+        """The offsets of document starts in each row."""
         draw, windows = self.draw, self.flow.windows
         places = zip(draw.source[first:last].tolist(), self.start[first:last], draw.epoch[first:last], strict=True)
         return [windows[source].borders(int(start), int(epoch)) for source, start, epoch in places]
@@ -275,7 +275,7 @@ class LocatedRows:
             windows.read_row(int(self.start[row]), out[row - first], int(self.draw.epoch[row]))
 
     def _make_samples(self, first: int, last: int, allocate: Allocate) -> Block:
-        """Rows of which some are samples, padded source by source."""
+        """Make rows that include samples, padded source by source."""
         flow, per = self.flow, self.flow.sequences
         source, index, epoch = self.draw.source[first:last], self.draw.index[first:last], self.draw.epoch[first:last]
         widths = self.widths[first:last]
@@ -314,7 +314,7 @@ class LocatedRows:
         widths: NDArray[np.int64],
         out: NDArray[np.int64],
     ) -> PaddedSamples:
-        """Windows beside samples: each is one long sample, or its documents are, where their borders are asked for."""
+        """Windows beside samples. A window is one long sample, or one per document if borders are requested."""
         fields, length = self.flow.fields, rows.row_tokens + 1
         part = np.empty((len(index), length), np.int64)
         rows.gather(index, epoch, part)

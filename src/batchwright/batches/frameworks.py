@@ -1,4 +1,4 @@
-"""The adapter of a framework, imported when it is needed. Only here does the package reach into `adapters/`."""
+"""The adapter of a framework, imported on demand. This is the package's only import of `adapters/`."""
 
 from __future__ import annotations
 
@@ -16,4 +16,4 @@ def adapter(framework: str) -> Any:
 def adapter_of(array: Any) -> Any:
     """The adapter of the framework that `array` belongs to. ModuleNotFoundError for other objects."""
     top = type(array).__module__.partition(".")[0]
-    return adapter(top.removesuffix("lib"))  # JAX's arrays are of jaxlib
+    return adapter(top.removesuffix("lib"))  # JAX's arrays are defined in jaxlib

@@ -1,8 +1,8 @@
-"""One gather for windows anywhere in memory, spread over any number of mapped files.
+"""One gather for windows anywhere in memory, in any number of mapped files.
 
-NumPy gathers rows of one array. All mapped shards lie in one address space, so one strided view that begins at the
-lowest window and steps by one token is such an array: rows of it are windows, by address. Nothing outside the windows
-is ever touched.
+NumPy gathers rows of one array. All mapped shards share one address space, so a strided view that begins at the lowest
+window and steps by one token is such an array. Its rows are windows, by address. Memory outside the windows is never
+touched.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from batchwright.columns.addresses import Memory
 __all__ = ["Allocate", "copy_runs", "floats", "fresh", "gather_windows", "windows_at"]
 
 Allocate = Callable[[int, int], NDArray[np.int64]]
-"""(rows, width) -> memory of any content: fresh, or used before and free again."""
+"""(rows, width) -> uninitialised memory, fresh or reused."""
 
 _LONG_RUN = 32
-"""Tokens from which on a copy of its own is cheaper than an index for each token."""
+"""The length in tokens from which a separate copy is cheaper than an index for each token."""
 
 
 def fresh(rows: int, width: int) -> NDArray[np.int64]:
@@ -29,14 +29,14 @@ def fresh(rows: int, width: int) -> NDArray[np.int64]:
 
 
 def floats(allocate: Allocate, rows: int, width: int) -> NDArray[np.float32]:
-    """Memory for float32 from a function that gives it for int64."""
+    """Memory for float32, from a function that allocates int64."""
     return allocate(rows, (width + 1) // 2).view(np.float32)[:, :width]
 
 
 def windows_at(
     addresses: NDArray[np.int64], length: int, dtype: np.dtype[Any]
 ) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """An array whose rows are windows of `length` tokens, and which of its rows lie at these addresses.
+    """An array whose rows are windows of `length` tokens, and the numbers of its rows at these addresses.
 
     The caller guarantees that each window is inside one live, aligned buffer of `dtype`.
 
@@ -51,7 +51,7 @@ def windows_at(
 
 
 def gather_windows(addresses: NDArray[np.int64], dtype: np.dtype[Any], out: NDArray[np.int64]) -> None:
-    """Copy out.shape[1] tokens from each address to a row of `out`, widening them. As `windows_at`, in one go."""
+    """Copy out.shape[1] tokens from each address to a row of `out`, widened. The conditions of `windows_at` hold."""
     windows, rows = windows_at(addresses, out.shape[1], dtype)
     np.copyto(out, windows[rows])
 
@@ -63,9 +63,9 @@ def copy_runs(
     out: NDArray[np.int64],
     starts: NDArray[np.int64],
 ) -> None:
-    """Copy runs of different lengths: lengths[i] tokens from addresses[i] to out[starts[i]:], widening them.
+    """Copy runs of different lengths: lengths[i] tokens from addresses[i] to out[starts[i]:], widened.
 
-    As for `windows_at`, the caller guarantees that the addresses stay mapped.
+    As in `windows_at`, the caller guarantees that the addresses stay mapped.
 
     >>> tokens, out = np.arange(10, dtype=np.uint16), np.zeros(6, np.int64)
     >>> copy_runs(tokens.ctypes.data + 2 * np.array([7, 2]), np.array([3, 2]), tokens.dtype, out, np.array([0, 4]))

@@ -1,4 +1,4 @@
-"""The three forms of a shown batch: with marks for a log, with colours for a terminal, and as HTML."""
+"""The three forms of a batch as text: with marks for a log, with colours for a terminal, and as HTML."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class TextRun(NamedTuple):
 
     text: str
     kind: str
-    """"text", "special", "id", "newline", or "note" for what is said about the tokens."""
+    """"text", "special", "id", "newline", or "note" for a remark on the tokens."""
     weight: float = 0
     is_apart: bool = False
-    """Whether it is a target that the row does not have in its place."""
+    """Whether it is a target that differs from the row's own token there."""
 
 
 class TextLine(NamedTuple):
-    """What a row shows on one line, before it is wrapped; `border` is a line of its own, between samples."""
+    """One line of a row, before wrapping. A `border` is a separate line between samples."""
 
     role: int = -1
     is_turn_start: bool = False
@@ -55,7 +55,7 @@ _LEGEND = (TextRun("trained", "text", 1), TextRun("special token", "special"), T
 
 
 def printable(text: str) -> str:
-    r"""Control characters, which could move a cursor or turn text around, as escapes.
+    r"""Text with control characters as escapes, because they could move a cursor or reverse text.
 
     >>> printable("a\tb\x1b[2J")
     'a\\tb\\x1b[2J'
@@ -65,7 +65,7 @@ def printable(text: str) -> str:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Look:
-    """A batch to be looked at: `print` it, or let a notebook show it; `.html()` is a page."""
+    """A batch to look at: `print` it, or show it in a notebook. `.html()` is a page."""
 
     heading: str
     notes: tuple[str, ...]
@@ -95,7 +95,7 @@ class Look:
         return f"<style>{_STYLE}</style>{self._body()}"
 
     def html(self) -> str:
-        """One whole page: no scripts, and nothing that is loaded from elsewhere."""
+        """A complete page, without scripts and external resources."""
         return (
             '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
             "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
@@ -129,7 +129,7 @@ def _plain_lines(row: ShownRow, paint: Paint, width: int) -> Iterator[str]:
 
 
 def _wrapped(runs: Sequence[TextRun], columns: int) -> Iterator[list[TextRun]]:
-    """A line as several that are short enough, cut after a space if there is one. All but text stays whole."""
+    """Wrap a line into several that fit, cut after a space if there is one. Only text is cut."""
     line: list[TextRun] = []
     left = columns
     for run in runs:
@@ -148,7 +148,7 @@ def _wrapped(runs: Sequence[TextRun], columns: int) -> Iterator[list[TextRun]]:
 
 
 def _fitting(kind: str, text: str, columns: int, *, is_first: bool) -> int:
-    """The number of characters of a run that go on a line. Of what stays whole, all or none."""
+    """The number of characters of a run that fit on a line. A run that must stay whole fits or does not."""
     if kind == "newline":
         return len(text)
     used = size = 0
@@ -167,7 +167,7 @@ def _columns(character: str) -> int:
 
 
 def _by_weight(runs: Sequence[TextRun]) -> Iterator[tuple[float, list[TextRun]]]:
-    """The runs that are marked together."""
+    """Groups of runs that share their marks."""
     for (weight, _), group in groupby(runs, key=lambda run: (run.weight, run.is_apart)):
         yield weight, list(group)
 

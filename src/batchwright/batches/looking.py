@@ -1,4 +1,4 @@
-"""The tokens of a batch as text, row by row, and which of them are trained.
+"""The tokens of a batch as text, row by row, with marks on the trained ones.
 
 ⟦trained⟧   ⟨special token⟩   ↵ newline        in a terminal by colours, in a notebook as HTML, in a log by these marks
 """
@@ -28,9 +28,9 @@ __all__ = ["Look", "look"]
 
 _IGNORED = -100
 _MOST_UNTRAINED, _MOST_TRAINED = 160, 640
-"""Tokens of a stretch that are shown: of a longer one its beginning and its end, half as many each."""
+"""The number of tokens shown of a stretch. A longer one shows half as many at its beginning and at its end."""
 _BEFORE = 8
-"""Tokens before a stretch that a tokenizer gets: some need them to know of spaces."""
+"""The number of tokens before a stretch that a tokenizer gets. Some need them for spaces."""
 
 
 def look(
@@ -43,18 +43,18 @@ def look(
     color: bool | None = None,
     width: int | None = None,
 ) -> Look:
-    """What a batch holds, token by token, and what of it is trained.
+    """Show a batch token by token, with the trained tokens marked.
 
     print(bw.look(batch))                                  the first 4 rows: colours in a terminal, marks elsewhere
     bw.look(batch, rows=32, whole=True)                    all rows, and nothing of them left out
     bw.look(batch, tokenizer="tokenizer.json")             for a batch that does not know its tokenizer
     Path("masks.html").write_text(bw.look(batch).html())   a page that needs nothing else
 
-    `batch` is any TrainingBatch, of any framework and on any device, or a mapping with input_ids, and labels or
-    targets. A token is marked where it is a target that counts: its loss_mask is not 0. Shares
-    are of all tokens of the batch, padding included. Long stretches are shortened in their middle, so every border
-    between trained and untrained is seen. `ids` shows numbers too; without a tokenizer there are only numbers. `color`
-    and `width` (columns) are what the terminal says, if not given.
+    `batch` is a TrainingBatch of any framework on any device, or a mapping with input_ids, and labels or targets. A
+    token is marked if it is a trained target: its loss_mask is not 0. Shares are of all tokens of the batch, padding
+    included. Long stretches are shortened in their middle, so every border between trained and untrained tokens is
+    shown. `ids` shows numbers too; without a tokenizer there are only numbers. `color` and `width` (columns) are the
+    terminal's by default.
     """
     at_least(1, rows=rows)
     if width is not None:
@@ -77,14 +77,14 @@ class _View:
     tokens: NDArray[np.int64]
     targets: NDArray[np.int64]
     weight: NDArray[np.float32]
-    """Of each target; 0 where it is not trained."""
+    """The weight of each target; 0 if it is not trained."""
     is_real: NDArray[np.bool_]
     sample: NDArray[np.int64]
-    """Number of the sample inside its row, from 1; 0 for padding."""
+    """The number of the sample inside its row, from 1; 0 for padding."""
     is_next: NDArray[np.bool_]
-    """Whether a target is the token that follows in its row."""
+    """Whether a target is the next token of its row."""
     is_odd: NDArray[np.bool_]
-    """Whether a trained target is another token than the one that follows."""
+    """Whether a trained target differs from the next token."""
     metadata: Mapping[str, Any]
     notes: tuple[str, ...] = ()
 
@@ -122,7 +122,7 @@ def _view(batch: Any) -> _View:
         weight = np.where(is_target, mask, 0).astype(np.float32)
     begins = _begins(segments, positions, _on_host(get("cu_seqlens")), is_real)
     sample = np.where(is_real, np.cumsum(begins, axis=1), 0)
-    is_next = np.zeros(tokens.shape, bool)  # the token after a row's last is in its target alone
+    is_next = np.zeros(tokens.shape, bool)  # the token after a row's last one is only a target
     is_next[:, :-1] = (targets[:, :-1] == tokens[:, 1:]) & (is_real[:, 1:] | ~is_real[:, :-1])
     is_odd = (weight != 0) & ~is_next
     is_odd[:, -1] = False
@@ -132,10 +132,10 @@ def _view(batch: Any) -> _View:
 
 
 def _on_host(array: Any) -> NDArray[Any] | None:
-    """An array of any framework as NumPy's."""
+    """An array of any framework as a NumPy array."""
     if array is None:
         return None
-    if hasattr(array, "detach"):  # torch's, perhaps on a device, perhaps of a type that NumPy does not have
+    if hasattr(array, "detach"):  # torch's: it may be on a device, or of a type that NumPy does not have
         array = array.detach().cpu()
         if array.is_floating_point():
             array = array.float()
@@ -143,7 +143,7 @@ def _on_host(array: Any) -> NDArray[Any] | None:
 
 
 def _of_shape(array: Any, shape: tuple[int, ...]) -> NDArray[Any] | None:
-    """The array where it has a value for each token; masks of pairs of tokens have not."""
+    """The array if it has a value for each token, unlike masks of token pairs."""
     found = _on_host(array)
     return found if found is not None and found.shape == shape else None
 
@@ -154,7 +154,7 @@ def _begins(
     borders: NDArray[Any] | None,
     is_real: NDArray[np.bool_],
 ) -> NDArray[np.bool_]:
-    """Where a sample begins: by the first of these that the batch has."""
+    """The starts of samples, from the first of these fields that the batch has."""
     begins = np.zeros(is_real.shape, bool)
     begins[:, 0] = True
     if segments is not None:
@@ -222,12 +222,12 @@ class _Token(NamedTuple):
     turn: int
     weight: float
     note: str
-    """Why it is shown though it is not in the row itself: a target that is not the next token."""
+    """The reason to show a token that is not in the row itself: it is a target that differs from the next token."""
     number: int
 
 
 def _tokens(view: _View, row: int) -> Iterator[_Token]:
-    """The tokens of a row, each with the weight that it has as a target, and the targets that are not in the row."""
+    """The tokens of a row, each with its weight as a target, and the targets that are not in the row."""
     role, turn = _by_token(view, "role", row), _by_token(view, "turn", row)
     weight = 0.0
     for at, number in enumerate(view.tokens[row].tolist()):
@@ -241,12 +241,12 @@ def _tokens(view: _View, row: int) -> Iterator[_Token]:
 
 
 def _by_token(view: _View, name: str, row: int) -> list[int]:
-    """What metadata says of each token of a row, and of the target after it; -1 where it says nothing."""
+    """A metadata value for each token of a row, and for the target after it; -1 where there is none."""
     values = _of_shape(view.metadata.get(name), view.tokens.shape)
     if values is None:
         return [-1] * (view.tokens.shape[1] + 1)
     own: list[int] = values[row].astype(np.int64).tolist()
-    return [*own[:1], *own]  # nothing is said of the first token: as of the second
+    return [*own[:1], *own]  # the first token has no value: it gets that of the second
 
 
 def _shown_row(view: _View, row: int, speller: _Speller) -> ShownRow:
@@ -271,7 +271,7 @@ def _shown_row(view: _View, row: int, speller: _Speller) -> ShownRow:
 
 
 def _border(tokens: Sequence[_Token], num_samples: int, origins: Sequence[str]) -> str:
-    """The line before a sample. `origins` are words on where each of the row's samples is from."""
+    """The line before a sample. `origins` describes the source of each of the row's samples."""
     sample = tokens[0].sample
     origin = origins[sample - 1] if sample <= len(origins) else ""
     if num_samples == 1:
@@ -296,7 +296,7 @@ def _lines(runs: Sequence[TextRun], role: int) -> Iterator[TextLine]:
 
 
 def _spelling(tokenizer: Any, metadata: Mapping[str, Any]) -> tuple[TokenSpelling | None, str]:
-    """(the spelling of tokens, the reason if there is none)."""
+    """(the spelling of tokens, the reason if it is None)."""
     path = metadata.get("tokenizer")
     if tokenizer is not None:
         resolved = resolve_tokenizer(tokenizer)
@@ -322,7 +322,7 @@ def _spelling_of_file(path: str, changed: int) -> TokenSpelling:
 
 
 class _Speller(NamedTuple):
-    """How stretches of tokens that are marked alike are written."""
+    """Writes stretches of tokens with equal marks."""
 
     spelling: TokenSpelling | None
     shows_ids: bool
@@ -344,7 +344,7 @@ class _Speller(NamedTuple):
             yield TextRun(f"({note})", "note")
 
     def _cut(self, tokens: Sequence[int], most: int) -> tuple[int, int]:
-        """(end of the beginning, beginning of the end) of a stretch that is too long, both between characters."""
+        """(end of the first part, start of the last part) of a stretch that is shortened, both between characters."""
         if self.is_whole or len(tokens) <= most:
             return len(tokens), len(tokens)
         first, last = most // 2, len(tokens) - most // 2

@@ -1,4 +1,4 @@
-"""A batch cut into smaller ones for gradient accumulation: every row once, with the sums of the whole batch."""
+"""A batch cut into smaller ones for gradient accumulation. Every row occurs once; sums are of the whole batch."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from batchwright.batches.types import TrainingBatch, rebuild
 __all__ = ["cut_rows", "parts_of"]
 
 Pick = Callable[[Any, NDArray[np.int64]], Any]
-"""Some rows of an array, by number, in its framework."""
+"""Selects rows of an array by number, in its own framework."""
 
 
 def cut_rows(lengths: NDArray[np.int64], max_tokens: int) -> list[NDArray[np.int64]]:
-    """Rows in parts of at most `max_tokens` tokens, padding included. The longest come first, so that the first part
-    shows whether memory suffices. Rows of a part are in ascending order.
+    """Cut rows into parts of at most `max_tokens` tokens, padding included. The longest come first, so that the first
+    part shows if memory suffices. Rows of a part are in ascending order.
 
     >>> [part.tolist() for part in cut_rows(np.array([5, 2, 9, 2, 4]), 10)]
     [[2], [0, 4], [1, 3]]
@@ -65,7 +65,7 @@ def parts_of(batch: TrainingBatch, max_tokens: int, pick: Pick) -> list[Training
         places = slice(int(first[part].min()), max(int(last[part].max()), int(first[part].min()) + 1))
 
         def cut(value: Any, part: NDArray[np.int64] = part, places: slice = places) -> Any:
-            """The rows and places of a value that belong to the part, where it has them."""
+            """The rows and columns of a value that belong to the part, if it has these axes."""
             if isinstance(value, list) and len(value) == rows:
                 return [value[row] for row in part.tolist()]
             shape: tuple[int, ...] = getattr(value, "shape", ())

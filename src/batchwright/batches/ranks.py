@@ -1,7 +1,7 @@
 """The rank of this process: as given, from a mesh, from torch or JAX, from the launcher's environment, or alone.
 
-What this process has set up comes before the launcher's environment. Looking sets nothing up: only frameworks that the
-program has loaded are asked, and no accelerator is touched.
+A framework's own setup in this process comes before the launcher's environment. The search sets nothing up: it asks
+only frameworks that the program has loaded, and touches no accelerator.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MODEL_DIMENSIONS = (
     *("tp", "pp", "cp", "sp", "ep", "etp", "mp"),
     *("tensor", "pipeline", "pipe", "stage", "context", "sequence", "seq", "expert", "model"),
 )
-"""Ranks along these hold parts of one model (or of one sequence), and so get the same rows."""
+"""Mesh dimensions whose ranks hold parts of one model or sequence, and so get the same rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Ranks:
     rank: int
     world_size: int
     found_in: str
-    """Said in the loader's first log line."""
+    """For the loader's first log line."""
 
 
 def find_ranks(rank: int | None = None, world_size: int | None = None, mesh: Any = None) -> Ranks:
@@ -66,7 +66,7 @@ def _from_frameworks() -> Ranks | None:
 
 
 def _from_environment() -> Ranks | None:
-    """The rank that torchrun or srun set."""
+    """The rank from the environment variables of torchrun or srun."""
     for rank, size in (("RANK", "WORLD_SIZE"), ("SLURM_PROCID", _SLURM_TASKS)):
         if rank in os.environ and size in os.environ:
             return Ranks(_number(rank), _number(size), f"the environment: {rank}, {size}")
@@ -91,8 +91,8 @@ def _number(variable: str) -> int:
 
 
 def torch_distributed() -> Any:
-    """torch.distributed, where it is set up; else None."""
-    torch = sys.modules.get("torch")  # asked only if the program has loaded it itself
+    """torch.distributed if it is set up, else None."""
+    torch = sys.modules.get("torch")  # used only if the program has loaded it itself
     distributed = getattr(torch, "distributed", None)
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None
@@ -102,7 +102,7 @@ def torch_distributed() -> Any:
 def _from_mesh(mesh: Any) -> Ranks:
     """Data-parallel coordinates of a torch DeviceMesh: its data dimensions by name, or its only dimension.
 
-    A mesh of nothing but model dimensions is one reader: all its ranks get the same rows.
+    A mesh of model dimensions alone is one reader: all its ranks get the same rows.
     """
     if not hasattr(mesh, "mesh_dim_names"):
         raise SpecError(

@@ -1,7 +1,7 @@
-"""The pieces of documents that each row is made of, planned over all documents at once, before the order.
+"""The pieces of documents in each row, planned over all documents at once, before the order.
 
-So rows of whole documents are numbers like all others: shuffled, mixed, resumed and traced in the same way. Documents
-that are left out (too long, nothing to learn) are decided on and counted here, and nowhere else.
+So rows of whole documents are numbers like all other rows, and are shuffled, mixed, resumed and traced in the same way.
+Only this module decides which documents are left out (too long, nothing to learn), and counts them.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ class RowSpec:
     packing: str | None
     """None: one sample in each row."""
     truncation: str
-    """For a sample that is longer than a row. "split" cuts it into several."""
+    """The treatment of a sample that is longer than a row. "split" cuts it into several."""
     loss: str | None = None
     """The tokens that are trained, as `LossPolicy` writes them; None: all."""
     pairs: bool = False
-    """Whether a document is two samples, chosen and rejected, that come together."""
+    """Whether a document is a pair of samples, chosen and rejected."""
 
     def spec(self) -> dict[str, Any]:
-        """The rows' name as JSON, without defaults."""
+        """The settings as JSON, without defaults."""
         spec = {"row_tokens": self.row_tokens, "truncation": self.truncation, "version": PACK_VERSION}
         optional = {"packing": self.packing, "loss": self.loss, "pairs": self.pairs}
         return spec | {name: value for name, value in optional.items() if value}
@@ -50,13 +50,13 @@ class RowIndex:
 
     row_starts: Numbers
     start: Numbers
-    """Token of the stream at which a piece begins."""
+    """The first token of each piece, by its number in the stream."""
     length: NDArray[np.int32]
     document: Numbers
     goes_on: NDArray[np.uint8]
-    """1 for a piece that fills a row and is not the last of its document: the next token is its last target."""
+    """1 for a piece that fills a row and is not the last of its document. The next token is its last target."""
     counts: dict[str, int] = field(default_factory=dict)
-    """The number of documents, and of those that are in no row, by reason."""
+    """The number of documents, and the numbers of those left out, by reason."""
 
     @property
     def num_rows(self) -> int:
@@ -68,7 +68,7 @@ class RowIndex:
 
 
 class _Pieces(NamedTuple):
-    """Parts of documents that rows will be made of; `begin` counts from the document's first token."""
+    """Parts of documents, before they are put in rows. `begin` counts from the document's first token."""
 
     document: Numbers
     begin: Numbers
@@ -87,10 +87,10 @@ def plan_rows(
     sides: Numbers | None = None,
     source: str = "",
 ) -> RowIndex:
-    """The rows of documents that begin and end at these borders of a stream.
+    """Plan the rows of the documents between these borders of a stream.
 
-    `trained` counts trained tokens: samples without any are in no row. `sides` is how many of a document's tokens are
-    its first sample, for pairs; one that cannot be used takes the other with it.
+    `trained` counts trained tokens. Samples without any are left out. For pairs, `sides` is the number of tokens in
+    each document's first sample. If one sample of a pair is left out, so is the other.
 
     >>> plan_rows(np.array([0, 3, 4, 12]), RowSpec(4, "best_fit", "split")).start.tolist()
     [4, 8, 0, 3]
@@ -130,7 +130,7 @@ def plan_rows(
 
 
 def _whole(borders: Numbers, sides: Numbers | None) -> _Pieces:
-    """Documents as they are; of pairs, both sides of each."""
+    """Whole documents, or both sides of each pair."""
     length = np.diff(borders)
     document, begin = np.arange(len(length)), np.zeros(len(length), np.int64)
     if sides is not None:
@@ -141,7 +141,7 @@ def _whole(borders: Numbers, sides: Numbers | None) -> _Pieces:
 
 
 def _left_out(pieces: _Pieces, which: NDArray[np.bool_], why: str, counts: dict[str, int], per_row: int) -> _Pieces:
-    """The pieces without those of `which`, which are counted; of a pair, both or none."""
+    """The pieces without those marked in `which`, which are counted. A pair is left out as a whole."""
     is_left_out = which.reshape(-1, per_row).any(axis=1)
     if is_left_out.any():
         counts[why] = int(is_left_out.sum())
@@ -172,7 +172,7 @@ def _truncated(pieces: _Pieces, spec: RowSpec, counts: dict[str, int], per_row: 
 
 
 def _split(pieces: _Pieces, capacity: int) -> _Pieces:
-    """Pieces of at most `capacity` tokens: all of a document but its last fill a row."""
+    """Pieces of at most `capacity` tokens. All pieces of a document but the last one fill a row."""
     parts = -(-pieces.length // capacity)
     which = np.repeat(np.arange(len(parts)), parts)
     number = ragged(np.zeros(len(parts), np.int64), parts)
@@ -186,7 +186,7 @@ def _split(pieces: _Pieces, capacity: int) -> _Pieces:
 
 
 def ragged(starts: Numbers, counts: Numbers) -> Numbers:
-    """starts[0], starts[0] + 1, ... counts[0] numbers; then those from starts[1] on; and so on.
+    """The ranges of counts[i] numbers from starts[i] on, end to end.
 
     >>> ragged(np.array([10, 50]), np.array([3, 2])).tolist()
     [10, 11, 12, 50, 51]
@@ -197,10 +197,10 @@ def ragged(starts: Numbers, counts: Numbers) -> Numbers:
 
 
 class SpanWeights:
-    """Weights of tokens, by span: every token has the weight of its span."""
+    """Weights of tokens by span. Every token has the weight of its span."""
 
     def __init__(self, starts: NDArray[Any], stop: NDArray[Any], weight: NDArray[np.float32]) -> None:
-        """Document d has the spans [starts[d], starts[d + 1]); a span ends at token `stop` of its document."""
+        """Document d has the spans [starts[d], starts[d + 1]). A span ends at token `stop` of its document."""
         self.starts: NDArray[Any] = starts
         self.stop: NDArray[Any] = stop
         self.weight: NDArray[np.float32] = weight
@@ -226,7 +226,7 @@ class SpanWeights:
         return np.repeat(values[span], tokens)
 
     def _cut(self, document: Numbers, begin: Numbers, end: Numbers) -> tuple[Numbers, Numbers, Numbers]:
-        """(spans of all documents, how many of the tokens [begin, end) each has, spans of each document)."""
+        """(spans of all documents, the number of tokens of [begin, end) in each, spans of each document)."""
         first = self.starts[document].astype(np.int64)
         counts = self.starts[document + 1].astype(np.int64) - first
         span = ragged(first, counts)

@@ -3,7 +3,7 @@
 tokens         a a a a b b b c c .        three samples in a row of ten places, one of them empty
 segment_ids    1 1 1 1 2 2 2 3 3 0        no token attends to another sample
 position_ids   0 1 2 3 0 1 2 0 1 0        and each sample begins at 0
-cu_seqlens     0 4 7 9 10                 the same, as variable-length attention takes it; padding is a part of its own
+cu_seqlens     0 4 7 9 10                 the same, for variable-length attention; padding is a separate part
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ __all__ = ["PaddedSamples", "SampleRows", "join_padded"]
 
 @dataclass(frozen=True, slots=True)
 class PaddedSamples:
-    """Rows of samples: [sequences, width + 1] each, aligned with tokens (not with targets)."""
+    """Rows of samples. Arrays are [sequences, width + 1], aligned with tokens (not with targets)."""
 
     tokens: NDArray[np.int64]
     weight: NDArray[np.float32]
-    """Of each token as something to predict: 0 where it is nothing's target."""
+    """The loss weight of predicting each token; 0 for a token that is not a target."""
     begins: NDArray[np.bool_]
-    """Where a sample begins."""
+    """Whether a sample begins here."""
     length: NDArray[np.int64]
-    """Tokens of each sequence that are inputs."""
+    """The number of input tokens of each sequence."""
     offset: NDArray[np.int64]
-    """Where they begin: not at 0 where the left is padded."""
+    """The start of each sequence: not 0 if the left is padded."""
     widths: NDArray[np.int64]
-    """Tokens of the batch that each sequence is in: arrays are cut to it."""
+    """The width of each sequence's batch in tokens, to which arrays are cut."""
     shown: dict[str, NDArray[Any]] = field(default_factory=dict)
-    """Fields of spans for each token, -1 where there is none."""
+    """Fields of spans for each token; -1 for tokens without a span."""
 
 
 def join_padded(parts: list[tuple[NDArray[np.int64], PaddedSamples]], out: NDArray[np.int64]) -> PaddedSamples:
-    """Parts that were padded one by one, as one: each comes with the numbers of its rows in `out`."""
+    """Join parts that were padded separately. Each comes with the numbers of its rows in `out`."""
     shape, count = out.shape, len(out)
     joined = PaddedSamples(
         out,
@@ -75,7 +75,7 @@ class SampleStream(Protocol):
 
 
 class SampleRows:
-    """Rows that a row index makes of the documents of a stream. Safe to use from several threads."""
+    """The rows of a stream's documents, by a row index. Safe to use from several threads."""
 
     def __init__(
         self,
@@ -89,9 +89,9 @@ class SampleRows:
         name: str | None = None,
         reopen: tuple[Any, ...] | None = None,
     ) -> None:
-        """`columns` are fields of spans that batches can show, such as role and turn.
+        """`columns` holds fields of spans that batches can show, such as role and turn.
 
-        `reopen` is (function, arguments): how another process opens the same rows, if not by value.
+        `reopen` is a (function, arguments) with which another process opens the same rows. Without it they are copied.
         """
         self._reopen = reopen
         self.stream: SampleStream = stream
@@ -107,7 +107,7 @@ class SampleRows:
         self.num_rows: int = index.num_rows
         self.num_tokens: int = index.num_tokens
         self.sequences = 2 if spec.pairs else 1
-        """Rows of a batch that one row is: two for a pair."""
+        """The number of batch rows for one row: two for a pair."""
         if not self.num_rows:
             counts = ", ".join(f"{n:,} {what}" for what, n in index.counts.items()) or "no documents"
             raise SpecError(
@@ -123,7 +123,7 @@ class SampleRows:
         return self._reopen or super().__reduce__()  # type: ignore[return-value]
 
     def lengths(self, index: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Tokens of each row: of the longer one of a pair."""
+        """The length of each row in tokens. The longer sample of a pair counts."""
         return self._row_length[index]
 
     def longest(self) -> tuple[int, int]:
@@ -144,7 +144,7 @@ class SampleRows:
         return float(self.trained.total(document, begin + 1, begin + length).sum()), len(piece)
 
     def pieces_of(self, index: int, epoch: int = 0) -> list[tuple[int, int, int]]:
-        """(offset in the row, start in the stream, stop) of a row's pieces; of a pair, one after the other."""
+        """(offset in the row, start in the stream, stop) of a row's pieces. Those of a pair follow each other."""
         found, at = [], 0
         for piece in range(int(self.index.row_starts[index]), int(self.index.row_starts[index + 1])):
             start, length = int(self.index.start[piece]), int(self.index.length[piece] + self.index.goes_on[piece])
@@ -174,9 +174,9 @@ class SampleRows:
         show: bool = False,
         allocate: Allocate = fresh,
     ) -> PaddedSamples:
-        """Rows one below the other in `out`, [sequences, width + 1]; `widths` of the batch that each row is in.
+        """Copy rows into `out`, [sequences, width + 1]. `widths` has the width of each row's batch.
 
-        With `show`, fields of spans too, for each token. `allocate` gives memory for the weights.
+        `show` adds fields of spans for each token. `allocate` gives memory for the weights.
         """
         table = self.index
         first = table.row_starts[index]
@@ -200,7 +200,7 @@ class SampleRows:
         copy_runs(address, length, self.stream.dtype, out.reshape(-1), at)
         place = np.arange(width)
         end = offset + row_length
-        end[row[length > inputs]] += 1  # a piece that goes on fills its row, and has a target more
+        end[row[length > inputs]] += 1  # a piece with a successor fills its row, and has one target more
         is_token = place < end[:, None]
         if left:
             is_token &= place >= offset[:, None]
@@ -218,5 +218,5 @@ class SampleRows:
                 shown[name][is_token] = self.trained.expand(values, document, begin, begin + length)
         begins = np.zeros(out.shape, bool)
         begins.reshape(-1)[at] = True
-        weight[row, column + offset[row]] = 0  # nothing comes before it that could predict it
+        weight[row, column + offset[row]] = 0  # no token before it could predict it
         return PaddedSamples(out, weight, begins, row_length, offset, widths, shown)

@@ -1,7 +1,7 @@
 """The settings of loaders, each declared once: type, default, check and one line of documentation.
 
-Declarations also decide which settings a plan fixes, which ones a stream over raw files refuses, the flags of the
-command line, and the tables of docs/settings.md. `None` always means "not given", which is not "the default".
+Declarations also give the settings that a plan fixes, those that a stream over raw files refuses, the flags of the
+command line, and the tables of docs/settings.md. `None` always means "not given", never "the default".
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["SETTINGS", "Asked", "Batching", "Delivery", "Fields", "Mixture", "Sc
 Scope = Literal["global", "pool", "window", "none"]
 
 NO_RECORD = "no record of what it was made from"
-"""Stands for settings that a plan was made from and does not hold."""
+"""A marker for settings that a plan was made from and does not hold."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,14 +35,14 @@ class Setting:
     name: str
     help: str
     default: Any = None
-    """The value where none is given and no plan says otherwise, or words about it."""
+    """The value if none is given and no plan sets one, or a description of it."""
     check: Callable[..., Any] | None = None
     """check(name=value) -> the value, or a SpecError."""
     choices: tuple[str, ...] = ()
     planned: Callable[[Plan], Any] | None = None
     """Reads the value from a plan. None: plans do not hold it."""
     streams: bool | tuple[Any, ...] = True
-    """Whether a stream over raw files takes the setting; or the values that it takes."""
+    """Whether a stream over raw files takes the setting, or the values that it takes."""
     metavar: str | None = None
     """The name of its value on the command line; empty for a switch. None: no flag."""
     home: str = ""
@@ -133,7 +133,7 @@ class Value:
 
     @classmethod
     def _of(cls, asked: Any) -> Self:
-        """The value itself, or its short form: the first field alone."""
+        """A value from itself, or from its short form: the first field alone."""
         if asked is None or isinstance(asked, cls):
             return asked or cls()
         first = fields(cls)[0]
@@ -148,7 +148,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Shuffle(Value):
-    """The rows that change places with each other. Short forms: `shuffle=True`, `False`, or the scope."""
+    """The rows that are shuffled with each other. Short forms: `shuffle=True`, `False`, or the scope."""
 
     scope: Scope | bool | None = setting(
         "among all rows (global), inside windows (pool; over raw files: window), or not at all (none)",
@@ -184,7 +184,7 @@ class Shuffle(Value):
 
 @dataclass(frozen=True)
 class Mixture(Value):
-    """In which shares sources are read, and when that ends. Short form: `weights={"web": 0.7, "code": 0.3}`."""
+    """The shares of the sources, and the end of the run. Short form: `weights={"web": 0.7, "code": 0.3}`."""
 
     weights: WeightsLike | None = setting(
         "a share for each source; or (position, shares) pairs, from each position on",
@@ -233,7 +233,7 @@ class Mixture(Value):
 
 @dataclass(frozen=True)
 class Batching(Value):
-    """How rows become batches, and which rank gets which rows. Short form: `batch_size=8`."""
+    """The size and shape of batches, and the rows of each rank. Short form: `batch_size=8`."""
 
     size: int | None = setting(
         "rows of a batch over all ranks together",
@@ -334,7 +334,7 @@ class Fields(Value):
 
 @dataclass(frozen=True, kw_only=True)
 class Delivery(Value):
-    """How batches are made in time. It does not change their content."""
+    """The means of making batches in time: threads, processes, read-ahead. The content of batches does not change."""
 
     prefetch: int | None = setting(
         "batches that a thread makes ahead", check=partial(at_least, 0), default="0; over raw files 2"
@@ -474,7 +474,7 @@ class Asked(Mapping[str, Any]):
         return new
 
     def refuse_other_than(self, plan: Plan, **meant: Any) -> None:
-        """Refuse settings that differ from the plan: one of the two would be ignored.
+        """Refuse settings that differ from the plan, because one of the two would be ignored.
 
         `meant` translates settings into the plan's own terms.
         """

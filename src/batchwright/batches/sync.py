@@ -1,7 +1,7 @@
 """A check that the ranks of a run belong together: same plan, same position, every share read, equal replicas.
 
-Each process states its plan and position, all gather all statements, and each compares the same ones: so all raise, or
-none, and no process waits for one that has left. A failure to read the next batch is part of the statement.
+Each process states its plan and position. All processes gather all statements and compare the same ones. So all raise
+or none, and no process waits for one that has left. A failure to read the next batch is part of the statement.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ class Standing:
     """The statement of one process about its loader. Small: plans themselves are sent only where they differ."""
 
     rank: int
-    """The data rank. Processes with the same one are replicas: they must get the same rows."""
+    """The data rank. Processes with the same data rank are replicas, which must get the same rows."""
     step: int
     settings: Mapping[str, Any]
     """Values that must be equal everywhere, JSON: plan (its fingerprint), position, world_size and others."""
     batch: Mapping[str, str]
-    """A digest of each field of the next batch; empty where the run is over."""
+    """A digest of each field of the next batch; empty at the end of the run."""
     failure: str | None = None
     """The error of reading the next batch, if there was one."""
     process: int = 0
-    """The rank in torch.distributed's whole world: what messages call a rank."""
+    """The rank in torch.distributed's whole world, which messages name."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,14 +55,14 @@ class SyncReport:
 
     num_processes: int
     world_size: int
-    """Ranks that share out each batch."""
+    """The number of ranks that each batch is divided among."""
     num_replicas: int
-    """Processes that get the same rows (tensor, pipeline and context parallel)."""
+    """The number of processes that get the same rows (tensor, pipeline and context parallel)."""
     plan: str
     step: int
     position: int
     is_compared: bool
-    """False without a process group: one loader alone."""
+    """False for a single loader without a process group."""
 
     def __str__(self) -> str:
         where = f"plan {self.plan}, step {self.step:,} (position {self.position:,})"
@@ -88,7 +88,7 @@ def digests_of(batch: Any) -> dict[str, str]:
 
 
 def digests_of_next(read: Callable[[], Any]) -> tuple[dict[str, str], str | None]:
-    """(digests of a batch, why there is none). Nothing is raised here: the others wait for this process."""
+    """(digests of a batch, the reason for none). Nothing is raised here, because the others wait for this process."""
     try:
         return digests_of(read()), None
     except EndOfRun:
@@ -98,7 +98,7 @@ def digests_of_next(read: Callable[[], Any]) -> tuple[dict[str, str], str | None
 
 
 def check_standing(mine: Standing, plan: Plan, group: Any = None) -> SyncReport:
-    """Gather what every process of the group says, and compare."""
+    """Gather the statements of all processes of the group, and compare them."""
     distributed = torch_distributed()
     if distributed is not None:
         return compare(*_gathered(mine, plan, distributed, group))
@@ -113,7 +113,7 @@ def check_standing(mine: Standing, plan: Plan, group: Any = None) -> SyncReport:
 
 
 def _gathered(mine: Standing, plan: Plan, distributed: Any, group: Any) -> tuple[list[Standing], list[Plan]]:
-    """The statements of all processes; and their plans, if those differ."""
+    """The statements of all processes, and their plans if these differ."""
     size = distributed.get_world_size(group)
     if size < 1:
         raise SpecError(
@@ -133,9 +133,9 @@ def _gathered(mine: Standing, plan: Plan, distributed: Any, group: Any) -> tuple
 
 
 def compare(standings: Sequence[Standing], plans: Sequence[Plan] = ()) -> SyncReport:
-    """A report, or a SyncError that names who differs and in what: the same on every process.
+    """Return a report, or raise a SyncError that names the differing ranks and values. The same on every process.
 
-    `plans`: of each process, where they differ.
+    `plans` has the plan of each process, if they differ.
     """
     for name in standings[0].settings:
         _refuse_differences(name, standings, plans)
@@ -227,10 +227,10 @@ def _refuse_unequal(rank: int, replicas: Sequence[Standing]) -> None:
 def _parted(
     standings: Iterable[Standing], key: Callable[[Standing], Hashable]
 ) -> tuple[list[Standing], list[Standing]]:
-    """(the largest group of equal standings, the others). Of groups of equal size, that with the lowest rank."""
+    """(the largest group of equal standings, the others). Among groups of equal size, the lowest rank decides."""
     ordered = sorted(standings, key=lambda standing: standing.process)
     keys = [key(standing) for standing in ordered]
-    ((usual, _),) = Counter(keys).most_common(1)  # ties: the one that was met first
+    ((usual, _),) = Counter(keys).most_common(1)  # ties: the first one found
     most = [standing for standing, its in zip(ordered, keys, strict=True) if its == usual]
     return most, [standing for standing, its in zip(ordered, keys, strict=True) if its != usual]
 

@@ -1,4 +1,4 @@
-"""`TrainingBatch`, which a model gets, and `TraceRecord`, which says where a row came from."""
+"""`TrainingBatch`, the input of a model, and `TraceRecord`, the origin of a row."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _BORDERS = {
     "max_length_q": "max_seqlen",
     "max_length_k": "max_seqlen",
 }
-"""Hugging Face's names for the borders of packed samples, with the fields that have them."""
+"""Hugging Face's names for the borders of packed samples, and the fields that hold them."""
 _PLAIN = ("input_ids", "attention_mask", "labels")
 _PACKED = ("input_ids", "labels", "position_ids", "use_cache")
 _IGNORED = -100
@@ -67,15 +67,15 @@ class TrainingBatch(MutableMapping[str, Any]):
     loss_mask: Tensor
     metadata: dict[str, Any]
     last_targets: Tensor
-    """The target of each row's last position, [rows], for which labels have no place."""
+    """The target of each row's last position, [rows]. Labels have no place for it."""
     if TYPE_CHECKING:
-        targets: Tensor  # not a field: labels and last_targets say the same
+        targets: Tensor  # not a field: labels and last_targets hold the same
     position_ids: Tensor | None = None
     """Positions that start at 0 with every sample."""
     segment_ids: Tensor | None = None
     """Number of the sample inside its row, from 1; 0 for padding."""
     cu_seqlens: Tensor | None = None
-    """Where samples begin in the rows of the batch, end to end, and where the last one ends."""
+    """The starts of samples in the rows of the batch, end to end, and the end of the last one."""
     max_seqlen: int | None = None
     """Tokens of the longest sample."""
 
@@ -97,7 +97,7 @@ class TrainingBatch(MutableMapping[str, Any]):
         """`input_ids`, `attention_mask`, `labels`, `loss_mask` and `metadata` are the fields of every batch.
 
         Give `labels` or `targets`; `targets` wins. `last_targets` adds the last target of each row to `labels`.
-        `position_ids`, `segment_ids`, `cu_seqlens` and `max_seqlen` say where the samples of packed rows are.
+        `position_ids`, `segment_ids`, `cu_seqlens` and `max_seqlen` locate the samples of packed rows.
         `metadata` may be (function, *its arguments), to be called on first access.
         """
         if type(input_ids) is dict:
@@ -129,18 +129,18 @@ class TrainingBatch(MutableMapping[str, Any]):
     _loss_mask: ClassVar[Any] = None
     """The loss mask before targets were replaced. It weighs the new targets."""
     _block: ClassVar[Any] = None
-    """[rows, tokens + 1]: input_ids is a view of it, and targets are made from it. A device copy moves it once."""
+    """[rows, tokens + 1]. input_ids is a view of it, and targets are made from it. A device copy moves it once."""
     _ones: ClassVar[tuple[str, ...]] = ()
-    """Masks of ones that are looked up on first access: a batch in a queue must not hold one that is written to."""
+    """Masks of ones, looked up on first access. A batch in a queue must not hold a mask that is written to."""
 
     # Computed on first access
 
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            """Only called for what is not there yet."""
+            """Make an attribute on first access."""
             made = self._make(name)
-            if name != "loss_mask" or name in self._ones:  # made of targets, it follows them
+            if name != "loss_mask" or name in self._ones:  # made from targets, so it changes with them
                 self.__dict__[name] = made
             return made
 
@@ -158,7 +158,7 @@ class TrainingBatch(MutableMapping[str, Any]):
                 if isinstance(metadata, tuple):
                     function, *arguments = metadata
                     metadata = function(*arguments)
-                self.__dict__["_metadata"] = None  # it may hold the memory that a copy was made from
+                self.__dict__["_metadata"] = None  # it may hold the memory of an unfinished copy
                 return metadata
             case "attention_mask" | "loss_mask" if name in self._ones:
                 return self._adapter().shared_ones(name, self.input_ids)
@@ -255,7 +255,7 @@ class TrainingBatch(MutableMapping[str, Any]):
         return name in self._names()
 
     def __len__(self) -> int:
-        """Rows."""
+        """The number of rows."""
         return int(self.input_ids.shape[0])
 
     def __eq__(self, other: object) -> bool:
@@ -269,8 +269,8 @@ class TrainingBatch(MutableMapping[str, Any]):
     def to(self, device: Device, non_blocking: bool = False) -> TrainingBatch:
         """This batch on another device (torch, JAX), or laid out by a sharding (JAX).
 
-        In torch the tokens are copied once. With non_blocking, the memory that is copied from is not used again before
-        the copy is done, even if this batch is dropped at once.
+        In torch the tokens are copied once. With non_blocking, the source memory is not reused before the copy is done,
+        even if this batch is dropped at once.
         """
         adapter = self._adapter()
         return self._moved(lambda array: adapter.copied(array, device, non_blocking))
@@ -310,7 +310,7 @@ class TrainingBatch(MutableMapping[str, Any]):
         return arrays
 
     def _constant_masks(self) -> tuple[str, ...]:
-        """The masks that are ones for every batch: looked up anew, not moved."""
+        """The masks that are ones in every batch. They are looked up anew, not moved."""
         adapter = _adapter_of(self.input_ids)
         if adapter is None:
             return ()
@@ -328,7 +328,7 @@ class TrainingBatch(MutableMapping[str, Any]):
         return rebuild(arrays, moved(tokens), ones, metadata)
 
     def _parts(self) -> tuple[dict[str, Any], Any, tuple[str, ...], dict[str, Any]]:
-        """(arrays, the tokens of which input_ids and targets are views, names of masks of ones, metadata)."""
+        """(arrays, the tokens behind input_ids and targets, names of masks of ones, metadata)."""
         tokens, ones = None, self._constant_masks()  # a write to a shared mask must not reach other processes
         arrays = {name: value for name, value in self._arrays().items() if name not in ones}
         if self._block is not None:
@@ -361,7 +361,7 @@ class TrainingBatch(MutableMapping[str, Any]):
 
 
 def rebuild(arrays: dict[str, Any], tokens: Any, ones: tuple[str, ...], metadata: dict[str, Any]) -> TrainingBatch:
-    """A batch of what `_parts` gave."""
+    """A batch from the values of `_parts`."""
     if tokens is not None:
         arrays = {**arrays, "input_ids": tokens[:, :-1]}
     batch = TrainingBatch(arrays["input_ids"], metadata=metadata)
@@ -423,7 +423,7 @@ class TraceRecord:
     """
 
     step: int | None
-    """The step that uses the row; None where the plan does not say how batches were cut."""
+    """The step that uses the row; None if the plan does not define how batches are cut."""
     position: int
     epoch: int
     """Epoch of the row's source."""
@@ -431,17 +431,17 @@ class TraceRecord:
     row_in_batch: int
     source: str
     file: str
-    """The raw file, as the recipe named it; `<memory>` for rows given from Python."""
+    """The raw file, by its name in the recipe; `<memory>` for rows given from Python."""
     row: int
-    """Row inside the file, from 0: a line of JSONL is a row, a text file is row 0."""
+    """The row inside the file, from 0. A line of JSONL is a row, and a text file is row 0."""
     window_span: tuple[int, int]
     """Tokens [start, stop) of the row's window that this piece fills."""
     document_span: tuple[int, int]
     """Tokens [start, stop) of the document that this piece is."""
     text: str | None
-    """The piece, decoded; None where the tokenizer cannot decode."""
+    """The decoded piece; None if the tokenizer cannot decode."""
     lines: tuple[int, int] | None
     """First and last line of the document's text that this piece touches, from 1. None for conversations, whose lines
-    are the template's, and where the tokenizer cannot decode."""
+    are the template's, and if the tokenizer cannot decode."""
     is_skipped: bool = False
     """Whether an amendment passes over the row, so that no step uses it."""

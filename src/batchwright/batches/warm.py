@@ -1,8 +1,8 @@
 """Files brought into the page cache before they are needed, and dropped from it afterwards.
 
-Plain reads of 4 MB: they let the interpreter go while they wait, work on every system, and were as fast as advice to
-the kernel (`posix_fadvise`) in pieces of any size. The kernel's own read-ahead is off for them: it would read past the
-end of every span, megabytes that are not needed soon.
+Files are read in plain reads of 4 MB. These release the interpreter while they wait, work on every system, and were as
+fast as advice to the kernel (`posix_fadvise`) in pieces of any size. The kernel's own read-ahead is off for them. It
+would read past the end of every span, megabytes that are not needed soon.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ Span = tuple[Path, int, int]
 
 _READ_BYTES = 4 << 20
 _ASKED_BYTES = 16 << 20
-"""Asked for before it is read: the disk has work while this thread waits for its turn."""
+"""The bytes requested before they are read, so that the disk has work while this thread waits for its turn."""
 _ASK_BYTES = 1 << 20
-"""The kernel cuts longer requests short."""
+"""The largest request. The kernel cuts longer ones short."""
 _OPEN_FILES = 64
 
 
 def cached_share(spans: Sequence[Span], samples: int = 64) -> float | None:
-    """The share of some spans that is in the page cache, from a sample; None where the system does not tell."""
+    """The share of some spans in the page cache, from a sample; None if the system does not tell."""
     ends = np.cumsum([last - first for _, first, last in spans])
     seen: list[bool] = []
     with FileReader() as files:
-        # Somewhere inside equal parts, each time elsewhere: to look at a page brings it in, and only it.
+        # At a random place in each of several equal parts, because a test of a page brings it in, and only it.
         inside = np.random.default_rng().uniform(0.1, 0.9, samples)
         for place in ((np.arange(samples) + inside) * (int(ends[-1]) / samples)).astype(np.int64).tolist():
             number = int(np.searchsorted(ends, place, side="right"))
@@ -49,9 +49,9 @@ def cached_share(spans: Sequence[Span], samples: int = 64) -> float | None:
 
 
 class FileReader:
-    """Files that are kept open while parts of them are read ahead, asked for, or dropped.
+    """Files kept open while parts of them are read ahead, requested or dropped.
 
-    A file that cannot be opened or read is passed over: the code that needs its data reports it better.
+    A file that cannot be opened or read is skipped: the code that needs its data reports it better.
     """
 
     def __init__(self) -> None:
@@ -85,14 +85,14 @@ class FileReader:
             self.read(span)
 
     def ask_for(self, path: Path, offsets: NDArray[np.int64], num_bytes: int) -> None:
-        """Begin to read many small parts of a file, without waiting for any."""
+        """Request many small parts of a file, without waiting for any."""
         descriptor = self._descriptor(path)
         if descriptor is not None:
             for offset in offsets.tolist():
                 will_need(descriptor, offset, num_bytes)
 
     def drop(self, spans: Iterable[Span]) -> None:
-        """Let the cache forget some spans, as far as no process has them mapped."""
+        """Drop some spans from the cache, except pages that a process has mapped."""
         for path, first, last in spans:
             descriptor = self._descriptor(path)
             if descriptor is not None:

@@ -1,7 +1,7 @@
 """Windows over a token stream: concatenate the documents, cut every row_tokens, add one token for the last target.
 
-Epoch 0 cuts at 0. Later epochs cut at another offset, fixed by (seed, source, epoch), so that documents are not split
-at the same places again. The stream is then a ring: one row of the epoch runs over its end into its beginning.
+Epoch 0 cuts from 0 on. Later epochs cut from another offset, fixed by (seed, source, epoch), so that documents are not
+split at the same places again. The stream is then a ring: one row of the epoch crosses its end into its beginning.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["JointWindows", "ShardedStream", "WindowRows", "WindowStream"]
 
 
 class WindowStream(Protocol):
-    """Documents end to end, somewhere in mapped memory."""
+    """Documents end to end, in mapped memory."""
 
     name: str
     split: str
@@ -40,7 +40,7 @@ class WindowStream(Protocol):
 
 
 class ShardTokens(Protocol):
-    """Tokens end to end in memory, for as long as this object is kept."""
+    """Tokens end to end in memory, valid as long as this object exists."""
 
     @property
     def address(self) -> int: ...
@@ -48,10 +48,10 @@ class ShardTokens(Protocol):
 
 @runtime_checkable
 class ShardedStream(Protocol):
-    """A stream whose tokens lie in shards, each mapped when it is first asked for."""
+    """A stream of tokens in shards. Each shard is mapped on first access."""
 
     token_starts: NDArray[np.int64]
-    """Where each shard begins in the stream, and where the last one ends."""
+    """The start of each shard in the stream, and the end of the last one."""
 
     def shard(self, shard: int) -> ShardTokens: ...
 
@@ -59,8 +59,8 @@ class ShardedStream(Protocol):
 class WindowRows:
     """The rows of one token stream: row i of an epoch is row_tokens + 1 consecutive tokens.
 
-    `name` keys what is drawn, and is the stream's own if not given. `num_tokens` is for a stream that grew: (first
-    epoch, tokens that it had then), one entry for each length; rows of an epoch lie in the tokens that it had.
+    `name` keys the random offsets, and is the stream's own name by default. `num_tokens` is for a stream that grew: one
+    entry (first epoch, tokens then) for each length. Rows of an epoch are in the tokens that the stream had then.
     """
 
     def __init__(
@@ -95,23 +95,23 @@ class WindowRows:
             )
 
     def offset(self, epoch: int) -> int:
-        """Where the first row of an epoch begins."""
+        """The start of an epoch's first row."""
         if not self.recut or not epoch:
             return 0
         return _offset(self.seed, self.name, epoch, self.row_tokens)
 
     def ring(self, epoch: int) -> tuple[int, int]:
-        """(where the first row of an epoch begins, tokens after which the stream begins anew)."""
+        """(start of an epoch's first row, tokens after which the stream repeats)."""
         return self.offset(epoch), self._tokens(epoch)
 
     def _tokens(self, epoch: int) -> int:
-        """Tokens that the stream had in an epoch."""
+        """The number of tokens of the stream in an epoch."""
         if not self._grown:
             return self.num_tokens
         return next(tokens for first, tokens in reversed(self._grown) if first <= epoch)
 
     def starts(self, index: NDArray[np.int64], epoch: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Where each row begins in the stream."""
+        """The start of each row in the stream."""
         starts = index * self.row_tokens
         if self.recut and epoch.any():
             for e in np.unique(epoch).tolist():
@@ -121,7 +121,7 @@ class WindowRows:
     def addresses(
         self, index: NDArray[np.int64], epoch: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.bool_], list[Any], NDArray[np.int64]]:
-        """(address, whether the whole row is there, what keeps it mapped, start in the stream) of each row."""
+        """(address, whether the whole row is there, object that keeps it mapped, start in the stream) of each row."""
         starts = self.starts(index, epoch)
         address, is_whole, mapped = self.stream.addresses(starts, self.row_tokens + 1)
         if self._grown:
@@ -130,7 +130,7 @@ class WindowRows:
         return address, is_whole, mapped, starts
 
     def read_row(self, start: int, out: NDArray[np.int64], epoch: int = 0) -> None:
-        """One row, from wherever its tokens lie: over the border of a shard, or the end of the stream."""
+        """One row, which may cross the border of a shard or the end of the stream."""
         here = min(len(out), self._tokens(epoch) - start)
         self.stream.read(start, start + here, out[:here])
         if here < len(out):
@@ -150,7 +150,7 @@ class WindowRows:
             self.read_row(int(starts[row]), out[row], int(epoch[row]))
 
     def pieces(self, start: int, epoch: int = 0) -> list[tuple[int, int, int]]:
-        """(window offset, stream start, stream stop): one piece, or two where the row runs over the stream's end."""
+        """(window offset, stream start, stream stop): one piece, or two if the row crosses the stream's end."""
         length = self.row_tokens + 1
         here = min(length, self._tokens(epoch) - start)
         pieces = [(0, start, start + here)]
@@ -159,11 +159,11 @@ class WindowRows:
         return pieces
 
     def pieces_of(self, index: int, epoch: int = 0) -> list[tuple[int, int, int]]:
-        """The same, of a row by its number."""
+        """The pieces of a row, by its number."""
         return self.pieces(self.offset(epoch) + index * self.row_tokens, epoch)
 
     def stretch(self, first: int, last: int, epoch: int) -> list[tuple[int, int]]:
-        """Tokens [start, stop) of the stream that rows [first, last) of an epoch lie in: one piece, or two."""
+        """The tokens [start, stop) of the stream in rows [first, last) of an epoch: one piece, or two."""
         start, stop = (self.offset(epoch) + row * self.row_tokens for row in (first, last))
         over = max(stop + 1 - self._tokens(epoch), 0)
         stretches = [(start, stop + 1 - over)]
@@ -172,7 +172,7 @@ class WindowRows:
         return stretches
 
     def borders(self, start: int, epoch: int = 0) -> NDArray[np.int64]:
-        """Offsets inside the window of the row at `start` at which a document begins (0 left out)."""
+        """The offsets of document starts inside the window of the row at `start`, without 0."""
         found = [self.stream.borders(begin, stop) - begin + at for at, begin, stop in self.pieces(start, epoch)]
         offsets = np.concatenate(found)
         return offsets[offsets > 0]
@@ -194,14 +194,14 @@ class WindowRows:
 
 
 class JointWindows:
-    """The rows of several sources, found together: one lookup, however many sources and epochs they are of.
+    """The rows of several sources, found in one lookup for any number of sources and epochs.
 
-    Token t of source s has the number base[s] + t; shards of all sources lie end to end in these numbers. Needs of the
-    rows only `ring`, `row_tokens` and `stream`. Safe to use from several threads. What it found stays mapped.
+    Token t of source s has the number base[s] + t, so shards of all sources are end to end in these numbers. Uses only
+    `ring`, `row_tokens` and `stream` of the rows. Safe to use from several threads. Shards stay mapped once found.
     """
 
     MOST_SHARDS = 16_384
-    """Shards that it may hold mapped; sources with more are found one by one."""
+    """The largest number of mapped shards. Sources with more are found one by one."""
 
     def __init__(self, rows: Sequence[WindowRows]) -> None:
         self.rows: list[WindowRows] = list(rows)
@@ -222,7 +222,7 @@ class JointWindows:
         )
         self._one_each = max(num_shards) == 1
         self._token_0 = np.zeros(len(self._shards), np.int64)
-        """The address that token 0 of all numbers would have if it lay before a shard's own; 0: not mapped yet."""
+        """For each shard, its address less the bytes of all tokens numbered before it; 0: not mapped yet."""
         self._mapped: list[ShardTokens | None] = [None] * len(self._shards)
         self._rings = _Rings(rows)
 
@@ -237,7 +237,7 @@ class JointWindows:
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return JointWindows, (self.rows,)  # maps stay with their process
+        return JointWindows, (self.rows,)  # maps cannot be sent to another process
 
     def find(
         self, source: NDArray[np.int32], index: NDArray[np.int64], epoch: NDArray[np.int64]
@@ -275,7 +275,7 @@ class _Rings:
     def __init__(self, rows: Sequence[WindowRows]) -> None:
         self.rows = rows
         shape = len(rows) * self.EPOCHS
-        # (epoch, offset, end): never written into, so that a thread which reads them sees three that belong together.
+        # (epoch, offset, end): never changed in place, so that other threads read three consistent arrays.
         self._cached = np.full(shape, -1, np.int64), np.zeros(shape, np.int64), np.zeros(shape, np.int64)
 
     def of(self, source: NDArray[np.int32], epoch: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -1,6 +1,7 @@
-"""Rows -> samples: the user's own functions, tokenizers, and which documents are held out.
+"""Rows -> samples: the user's own functions, tokenizers, and the documents to hold out.
 
-Conversations have a folder of their own, `chat/`: the function `chat` is in its `step`, and would hide the folder here.
+Conversations have a folder of their own, `chat/`. Its function `chat` is in `chat/step.py`: imported here, it would
+hide the folder.
 """
 
 from batchwright.prepare.holdout import side_of

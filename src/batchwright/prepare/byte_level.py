@@ -10,7 +10,7 @@ __all__ = ["BYTE_OF", "bytes_of_tokens", "names_of_bytes"]
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """The character that stands for each byte: itself where it can be seen."""
+    """The character that stands for each byte. A printable byte stands for itself."""
     seen = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in seen]
     return {chr(byte): byte for byte in seen} | {chr(256 + number): byte for number, byte in enumerate(others)}
@@ -21,7 +21,7 @@ _TO_LATIN = str.maketrans({character: chr(byte) for character, byte in BYTE_OF.i
 
 
 def bytes_of_tokens(vocab: Mapping[str, int]) -> dict[bytes, int]:
-    """The vocabulary by bytes, without tokens that no text can hold.
+    """The vocabulary by bytes. Tokens that cannot occur in a text are left out.
 
     >>> bytes_of_tokens({"Ġa": 7, "<▁>": 8})
     {b' a': 7}

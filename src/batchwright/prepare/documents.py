@@ -1,4 +1,4 @@
-"""Documents from rows of raw files, each with its text or the reason why it has none. For baking and streaming."""
+"""Documents from rows of raw files, for baking and streaming. Each has its text, or the reason why it has none."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ Document = tuple[int, int, str | Malformed | EndOfSpan, Row]
 def read_documents(
     unit: Unit, formats: Mapping[str, Format], text: TextColumn | None, columns: Sequence[str] | None = None
 ) -> Iterator[Document]:
-    """(span, row in span, text or why there is none, row), in order; the row has its text as `row["text"]` too.
+    """Yield (span, row in span, text or the reason for none, row), in order. The row has its text as `row["text"]` too.
 
-    Without `text` rows are taken as they are, and have "" for a text.
-    The last thing of each span is (span, number of rows, EndOfSpan, {}). `columns` are those that are needed; None
-    means all, for functions that get the row. `batchwright.sources.faults` turns what is malformed into an error.
+    Without `text`, rows are unchanged and their text is "". Each span ends with (span, number of rows, EndOfSpan, {}).
+    `columns` names the columns that are needed; None means all, for functions that get the row.
+    `batchwright.sources.faults` turns malformed rows into errors.
     """
     from_memory = unit.rows is not None
     for span, row_number, row in _read(unit, formats, columns):
@@ -47,7 +47,7 @@ def read_documents(
 
 
 def _read(unit: Unit, formats: Mapping[str, Format], columns: Sequence[str] | None) -> Iterator[tuple[int, int, Any]]:
-    """What `read_unit` gives. An error in a user's format is located: it came after the last good row."""
+    """Yield the rows of `read_unit`. An error in a user's format names its place: after the last good row."""
     last_span, last_row = 0, -1
     try:
         for span, row_number, row in read_unit(unit, formats, columns):
@@ -63,7 +63,7 @@ def _read(unit: Unit, formats: Mapping[str, Format], columns: Sequence[str] | No
 
 
 def _surrogate(text: str) -> Malformed | None:
-    """What was read from a file was decoded, so it can be encoded; text from memory need not be so."""
+    """Check for half a surrogate pair. Text from a file was decoded, so it can be encoded; text from memory may not."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:

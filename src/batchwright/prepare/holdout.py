@@ -1,4 +1,4 @@
-"""Hold documents out by a hash of their text: duplicates fall together, and new files move nothing."""
+"""Hold documents out by a hash of their text. Duplicates stay together, and new files move no other document."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _SALT = 0x70656E73746F636B
 
 
 def side_of(text: str, fraction: float) -> str:
-    """`train` or `val`. The same text has the same side in every recipe; a larger fraction only adds to `val`.
+    """The side of a text, `train` or `val`, is the same in every recipe. A larger fraction only adds to `val`.
 
     >>> side_of("a document", 0.0), side_of("a document", 1.0)
     ('train', 'val')

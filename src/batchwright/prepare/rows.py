@@ -16,21 +16,21 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class RowStep:
-    """One step of a recipe that a user's function does."""
+    """A step of a recipe over rows, with a user's function."""
 
     function: Callable[[Row], Row | None]
     name: str
     version: str | None = None
     select: Callable[[Row], Any] | tuple[str, ...] | None = None
-    """Which rows the function sees: a function of a row, or names of ingredients. None: all."""
+    """The rows that the function sees: a function of a row, or names of ingredients. None: all."""
 
     @property
     def fingerprint(self) -> str:
-        """What the function does now: globals that it uses may have changed since the step was added."""
+        """Computed anew: globals that the function uses may have changed since the step was added."""
         return function_fingerprint(self.function, name=self.name, version=self.version)
 
     def spec(self) -> list[Any]:
-        """What decides the rows that come out."""
+        """The part of a recipe's spec that decides the step's rows."""
         if self.select is None:
             return [self.name, self.fingerprint]
         return [self.name, self.fingerprint, list(self.select) if isinstance(self.select, tuple) else self._selects()]
@@ -73,7 +73,7 @@ def row_step(
     select: Callable[[Row], Any] | str | list[str] | tuple[str, ...] | None = None,
 ) -> RowStep:
     step = RowStep(function, name or _name_of(function), version, _checked_select(select))
-    _ = step.spec()  # says now, not at the bake, that it needs a version
+    _ = step.spec()  # raises now, not at the bake, if it needs a version
     return step
 
 

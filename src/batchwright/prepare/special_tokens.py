@@ -1,9 +1,9 @@
-"""Encoding where only chosen special tokens count: those of a chat template, or none.
+"""Encoding with chosen special tokens only: those of a chat template, or none.
 
-`tokenizers` finds special tokens in any text. So they get other names here, in a copy of the tokenizer: characters that
-no text has, as many as the name is long. The chosen ones are renamed in the text, and any other name in it stays what
-it is: text. All else is done by `tokenizers`, on the whole text at once: other added tokens, blanks that
-tokens take in, spaces that are put before, the normalizer.
+`tokenizers` finds special tokens in any text. So a copy of the tokenizer gives them other names: as many characters as
+the name has, none of them in the text. The chosen tokens are renamed in the text too, and any other name in it is
+plain text. `tokenizers` does the rest on the whole text at once: other added tokens, blanks that tokens take in, spaces
+put before words, the normalizer.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["Offsets", "SpecialTokenEncoder"]
 
 Ids = NDArray[np.uint32]
 Marks = Sequence[tuple[int, str]]
-"""(start, name) of the special tokens of a text that count, in order."""
+"""(start, name) of the chosen special tokens of a text, in order."""
 
 _PRIVATE, _LAST_PRIVATE = 0xF0000, 0x10FFFD
 _PRIVATE_CHARACTER = re.compile(f"[{chr(_PRIVATE)}-{chr(_LAST_PRIVATE)}]")
@@ -41,7 +41,7 @@ class _RenamedTokenizer(NamedTuple):
     backend: Any
     name_of: dict[str, str]
     ids: Ids
-    """The tokenizer's own id for each of the copy."""
+    """The tokenizer's own id for each id of the copy."""
 
 
 class SpecialTokenEncoder:
@@ -54,14 +54,14 @@ class SpecialTokenEncoder:
         self._unknown = model.get("unk_token")
         if model.get("unk_id") is not None:
             self._unknown = model["vocab"][model["unk_id"]][0]
-        # The model gives the unknown token for what it does not know: this one says nothing of where it came from.
+        # The model gives the unknown token for unknown text: its id does not tell which name it came from.
         self._certain = np.array([number for name, number in ids.items() if name != self._unknown], np.uint32)
         self._renamed = lru_cache(maxsize=2)(self._rename)
 
     def encode(
         self, texts: Sequence[str], marks: Sequence[Marks], numbers: Sequence[int] | None = None
     ) -> list[Offsets]:
-        """The tokens of each text. A TokenizerError says by `number` which text it is about: its own of `numbers`."""
+        """The tokens of each text. The `number` of a TokenizerError is that of its text, taken from `numbers`."""
         numbers = numbers or range(len(texts))
         groups: dict[int, list[int]] = {}
         for at, text in enumerate(texts):
@@ -77,7 +77,7 @@ class SpecialTokenEncoder:
         return [found[at] for at in range(len(texts))]
 
     def as_text(self, texts: Sequence[str], ids: Sequence[Ids]) -> list[Ids]:
-        """`ids` of texts, as `tokenizers` gave them, but without any special token that it found in a text."""
+        """The `ids` that `tokenizers` gave for texts, with names of special tokens in a text encoded as plain text."""
         unknown = self._unknown if self._unknown in self._special else None
         numbers = [
             number
@@ -91,7 +91,7 @@ class SpecialTokenEncoder:
         return encoded
 
     def _check(self, tokens: Ids, marks: Marks, number: int) -> None:
-        """That there are as many special tokens as were marked."""
+        """Check that there are as many special tokens as were marked."""
         if int(np.isin(tokens, self._certain).sum()) != sum(name != self._unknown for _, name in marks):
             raise TokenizerError(
                 "this tokenizer makes special tokens of plain text, or none of its own names: they could not be told "
@@ -102,7 +102,7 @@ class SpecialTokenEncoder:
             )
 
     def _free_characters(self, text: str, number: int) -> int:
-        """The first of as many private characters as there are names, none of them in this text."""
+        """The first of a run of private characters, one for each name, none of them in this text."""
         if not _PRIVATE_CHARACTER.search(text):
             return _PRIVATE
         first = _PRIVATE
@@ -138,7 +138,7 @@ class SpecialTokenEncoder:
 
 
 def _renamed_model(model: dict[str, Any], name_of: Mapping[str, str]) -> dict[str, Any]:
-    """The model with the names in its vocabulary too: some models look up a piece of plain text there, whole."""
+    """The model with the names in its vocabulary too. Some models look up a whole piece of plain text there."""
     vocab = model["vocab"]
     if isinstance(vocab, list):
         return {**model, "vocab": [[name_of.get(word, word), score] for word, score in vocab]}
@@ -168,6 +168,6 @@ def _with_names(text: str, marks: Marks, name_of: Mapping[str, str]) -> str:
 
 def _offsets(encoding: Any, ids: Ids) -> Offsets:
     offsets = np.array(encoding.offsets, np.int64).reshape(-1, 2)
-    # What a normalizer puts in has no place of its own in the text.
+    # Characters that a normalizer adds have no place of their own in the text.
     starts, ends = np.maximum.accumulate(offsets, axis=0).T
     return Offsets(ids[np.array(encoding.ids, np.uint32)], starts, ends)

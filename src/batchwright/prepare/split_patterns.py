@@ -1,9 +1,9 @@
-r"""Split patterns that are known to mean the same to tiktoken and to `tokenizers`: those of GPT-2, GPT-4 and later.
+r"""Split patterns with the same meaning in tiktoken and `tokenizers`: those of GPT-2, GPT-4 and later.
 
-A pattern is a choice of branches, and every branch must be in the list here. They are made of literals, classes and
-greedy quantifiers, which both engines put together alike. What a class holds they may see differently (they may be of
-different Unicode versions): classes are compared elsewhere, character by character. Among the branches there must be
-one for each kind of character, because tiktoken drops what its pattern does not match.
+A pattern is a choice of branches, and every branch must be in the list here. Branches are made of literals, classes and
+greedy quantifiers, which both engines combine in the same way. A class may hold other characters in the other engine
+(their Unicode versions may differ), so classes are compared elsewhere, character by character. There must be a branch
+for each kind of character, because tiktoken drops text that its pattern does not match.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ _BRANCHES: dict[str, tuple[str, ...]] = {
     "blanks": (r"\s+", r"\s"),
     " ": (r"\s*[\r\n]+", r"\s*[\r\n]", r"\s+(?!\S)"),
 }
-"""Branches by the kinds of characters that each of them matches, alone and whatever follows."""
+"""The kinds of characters that each branch matches, alone and before any text."""
 _KINDS = {branch: set(kinds.split()) for kinds, branches in _BRANCHES.items() for branch in branches}
 _NEEDED = {"letters", "marks", "numbers", "others", "blanks"}
 
 
 class Unproved(Exception):
-    """What is not known to give the same ids. The message is the reason."""
+    """The error for a tokenizer that is not proved to give the same ids. The message is the reason."""
 
 
 def check_pattern(pattern: str) -> None:
-    """Raise Unproved where a pattern is not made of known branches that match every character.
+    """Raise Unproved unless a pattern is made of known branches that match every character.
 
     >>> check_pattern(r"'s|'t| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+")
     >>> check_pattern(r"\\w+|\\W+")
@@ -61,7 +61,7 @@ def check_pattern(pattern: str) -> None:
 
 
 def classes_of(pattern: str) -> list[str]:
-    """The classes of a known pattern, as they are written.
+    """The classes of a known pattern, as written in it.
 
     >>> classes_of(r" ?\\p{L}+|[^\\s\\p{L}]+|\\s+(?!\\S)|\\s+")
     ['[^\\\\s\\\\p{L}]', '\\\\S', '\\\\p{L}', '\\\\s']

@@ -27,11 +27,11 @@ __all__ = ["BadText", "TextColumn"]
 
 Row = dict[str, Any]
 _PRINTED = (int, float, decimal.Decimal, datetime.date, datetime.time, datetime.timedelta)
-"""What a template shows as Python does, besides text."""
+"""Types, besides text, that a template formats as Python does."""
 
 
 class BadText(Exception):
-    """A row has no text where it should be: `kind` is what a report counts it under, `reason` says more."""
+    """The error for a row without text in its place. Reports count by `kind`; `reason` has the details."""
 
     reason: str
     kind: str
@@ -43,13 +43,13 @@ class BadText(Exception):
 
 @dataclass(frozen=True)
 class TextColumn:
-    """What `text=` says, checked when it is made; `of(row)` is a row's text.
+    """The value of `text=`, checked when it is made. `of(row)` is a row's text.
 
-    - `"content"` is a column, `"message.content"` a path into nested data; a column that is literally named so wins.
+    - `"content"` is a column, `"message.content"` a path into nested data. A column with that literal name wins.
       `"turns.0.text"` takes an item of a list by its number, `"turns.text"` takes all of them.
     - `"{title}\\n\\n{body}"` is a template. `{score:.2f}` formats a number as Python does; `{{` is a brace.
     - A list of strings is joined with newlines; bytes are read as UTF-8.
-    - Null is empty text in a template, and a fault otherwise. A column that is not there is always a fault.
+    - Null is empty text in a template, and a fault otherwise. A missing column is always a fault.
     """
 
     spec: str
@@ -67,9 +67,9 @@ class TextColumn:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Names of the columns that are needed, those of dotted paths with every part before a dot: 'a.b' and 'a'.
+        """Names of the columns that are needed. A dotted path gives every part before a dot too: 'a.b' and 'a'.
 
-        A row need not have all of them: for 'a.b' either one column of that name is there, or one named 'a'.
+        A row need not have all of them. For 'a.b' it has either a column of that name, or one named 'a'.
         """
         names = {".".join(keys[:n]) for _, keys, _ in self._fields for n in range(1, len(keys) + 1)}
         return tuple(sorted(names))
@@ -79,7 +79,7 @@ class TextColumn:
         return "{" in self.spec or "}" in self.spec
 
     def of(self, row: Row) -> str:
-        """The text of a row; BadText says why there is none."""
+        """The text of a row. A BadText has the reason if there is none."""
         value = row.get(self.spec)
         if type(value) is str:  # nearly always
             return value
@@ -92,7 +92,7 @@ class TextColumn:
 
 
 _Field = tuple[str, list[str], str]
-"""(literal text before it, keys of its path, format); no keys where a template ends with literal text."""
+"""A field: (literal text before it, keys of its path, format). Literal text at the end has no keys."""
 
 
 def _fields_of(spec: str) -> list[_Field]:
@@ -131,9 +131,9 @@ def _keys_of(path: str) -> list[str]:
 
 
 def _find(value: Any, path: list[str], column: str, done: tuple[str, ...] = ()) -> Any:
-    """What a path leads to: None where something on the way is null, a list where it leads through one.
+    """The value at the end of a path: None if a value on the way is null, a list if the path leads through one.
 
-    `column` is the whole path; `done` are its keys that led to `value`.
+    `column` is the whole path; `done` holds the keys that led to `value`.
     """
     if not path or value is None:
         return value
@@ -151,7 +151,7 @@ def _find(value: Any, path: list[str], column: str, done: tuple[str, ...] = ()) 
 
 
 def _what_is_there(value: Any, path: list[str], done: tuple[str, ...]) -> str:
-    """What is found at `done`, where the rest of a path leads to nothing."""
+    """A description of the value at `done`, for a path that leads to nothing after it."""
     at = repr(".".join(done)) if done else "this row"
     if isinstance(value, list | tuple):
         return f"{at} has {counted(len(value), 'item')}"
@@ -170,7 +170,7 @@ def _names(value: Iterable[Any]) -> str:
 
 
 def _shown(row: Row, keys: list[str], how: str) -> str:
-    """A field of a template."""
+    """A field of a template, formatted."""
     path = ".".join(keys)
     value = _find(row, keys, path)
     if not keys or value is None:

@@ -1,4 +1,4 @@
-"""The fast encoder: tiktoken for documents that it is proved to encode as `tokenizers` does, `tokenizers` for the rest.
+"""The fast encoder: tiktoken for documents with a proof of equal ids, `tokenizers` for the rest.
 
 tiktoken_proof.py proves it for a tokenizer. A document still goes through `tokenizers` if it
 - holds the text of an added token, which `tokenizers` finds in any text;
@@ -27,9 +27,9 @@ __all__ = ["MAX_RUN_CHARACTERS", "FastEncoder", "any_of", "find_proof"]
 
 MAX_RUN_CHARACTERS = 4096
 _SAMPLE_DOCUMENTS, _SAMPLE_CHARACTERS = 64, 1 << 17
-"""What is encoded both ways when a process begins: about 0.05 s of `tokenizers`, and of many documents."""
+"""The size of the sample that a new process encodes both ways: about 0.05 s of `tokenizers`, from many documents."""
 _THREAD_CHARACTERS, _THREAD_DOCUMENT_CHARACTERS = 1 << 16, 1 << 10
-"""Below this in all, or for each document, threads cost more than they give: they wait for each other in between."""
+"""Below this size in all, or for each document, threads cost more time than they save."""
 
 _BLANK = "\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"  # White_Space, as \s of both engines
 _BLANKS, _OTHERS = re.compile(f"[{_BLANK}]"), re.compile(f"[^{_BLANK}]")
@@ -41,7 +41,7 @@ Ids = NDArray[np.uint32]
 
 
 def find_proof(json: str, backend: Any) -> Proof:
-    """Whether there can be a fast encoder for this `tokenizer.json`, and else why not."""
+    """The proof for a fast encoder of this `tokenizer.json`, or the reason why there is none."""
     asked = os.environ.get("BATCHWRIGHT_ENCODER", "")
     if asked not in ("", "tokenizers"):
         raise SpecError(
@@ -59,14 +59,14 @@ def find_proof(json: str, backend: Any) -> Proof:
 
 
 class FastEncoder:
-    """Both encoders of one tokenizer, and the choice between them for each document."""
+    """Both encoders of one tokenizer. Chooses between them for each document."""
 
     def __init__(self, backend: Any, proof: Proof) -> None:
         self.backend: Any = backend
         self.proof: Proof = proof
         self.encoding: Any = make_encoding(backend.get_vocab(with_added_tokens=False), proof)
         self.off: str | None = None
-        """The reason why tiktoken is not used any more in this process."""
+        """The reason why this process stopped using tiktoken."""
         self._sample = [_SAMPLE_DOCUMENTS, _SAMPLE_CHARACTERS]
         self._table = proof.table()
         self._added = any_of(self._added_texts())
@@ -96,7 +96,7 @@ class FastEncoder:
         return [np.array(encoding.ids, np.uint32) for encoding in encodings]
 
     def _fast(self, ready: Sequence[str | None]) -> list[Ids | None]:
-        """All cores work while this process is alone; a bake's workers are one for each core already."""
+        """Encode with tiktoken. A single process uses all cores; a bake already has one worker for each core."""
         threads = 1 if os.environ.get("TOKENIZERS_PARALLELISM", "").lower() in _OFF else cpu_count()
         worth_it = max(_THREAD_CHARACTERS, _THREAD_DOCUMENT_CHARACTERS * len(ready))
         if threads == 1 or len(ready) == 1 or sum(len(text) for text in ready if text) < worth_it:
@@ -116,13 +116,13 @@ class FastEncoder:
                     ids = encode(text, disallowed_special=())
                 except (KeyboardInterrupt, SystemExit):
                     raise
-                except BaseException:  # a Rust panic is no Exception
+                except BaseException:  # a Rust panic is not an Exception
                     log.debug("tiktoken failed on a document of %d characters", len(text), exc_info=True)
             encoded.append(ids)
         return encoded
 
     def _sample_agrees(self, ready: Sequence[str | None], texts: Sequence[str]) -> bool:
-        """Encode the first documents both ways. Should they differ, against the proof, tiktoken is used no more."""
+        """Encode the first documents both ways. If they differ, against the proof, tiktoken is not used again."""
         sample = []
         for number, text in enumerate(ready):
             if not all(left > 0 for left in self._sample):
@@ -140,21 +140,21 @@ class FastEncoder:
     # Which documents
 
     def _ready(self, texts: Sequence[str]) -> list[str | None]:
-        """Each text as tiktoken takes it, or None where `tokenizers` must do it."""
+        """Each text as tiktoken takes it, or None for a text that needs `tokenizers`."""
         ready: list[str | None] = list(texts)
         for number in self._not_ascii(texts):
             ready[number] = self._characters_checked(texts[number])
         for number, text in enumerate(texts):
             if len(text) > MAX_RUN_CHARACTERS and has_long_run(text):
                 ready[number] = None
-        if self._added.search("\0".join(texts)):  # all at once: it is rarely there
+        if self._added.search("\0".join(texts)):  # all at once: it is rare
             for number, text in enumerate(texts):
                 if self._added.search(text):
                     ready[number] = None
         return [text if before else None for text, before in zip(ready, texts, strict=True)]
 
     def _not_ascii(self, texts: Sequence[str]) -> list[int]:
-        """The numbers of texts that hold a flagged character."""
+        """The numbers of texts with a flagged character."""
         numbers = [number for number, text in enumerate(texts) if not text.isascii()]
         if not numbers or not self._flags("".join(texts[number] for number in numbers)):
             return []
@@ -182,7 +182,7 @@ _OFF = ("off", "false", "f", "no", "n", "0")  # as tokenizers reads its own vari
 
 
 def has_long_run(text: str) -> bool:
-    """Whether more than 4,096 characters in a row are all blank, or none of them is.
+    """Whether a text has a run of more than 4,096 characters, all of them blank or none.
 
     >>> has_long_run("ab " * 9000), has_long_run("ab " * 9000 + "a" * 4097), has_long_run(" " * 4097)
     (False, True, True)
@@ -195,6 +195,6 @@ def has_long_run(text: str) -> bool:
 
 
 def any_of(names: Iterable[str]) -> re.Pattern[str]:
-    """A pattern that finds the names, the longest where several begin."""
+    """A pattern that finds the names. If several begin at one place, it finds the longest."""
     patterns = [re.escape(name) for name in sorted(names, key=lambda name: (-len(name), name))]
     return re.compile(f"({'|'.join(patterns)})" if patterns else _NOTHING)

@@ -1,7 +1,7 @@
-"""The proof that tiktoken gives the ids of `tokenizers` for a `tokenizer.json`, and the characters that it excepts.
+"""The proof that tiktoken gives the ids of `tokenizers` for a `tokenizer.json`, and the characters that it excludes.
 
 Both cut the text by one regex, turn each piece into bytes, and merge neighbours. So they agree if they cut alike and
-merge alike, and each of the two is proved by itself.
+merge alike. The two are proved separately.
 
 *Merging.* `tokenizers` merges the neighbours that stand first in a list of pairs; tiktoken merges the neighbours whose
 bytes together are the token with the smallest id. Every token is given to the model's own merges, alone. Let t be one
@@ -40,20 +40,20 @@ __all__ = ["DIFFERS", "NORMALIZES", "Proof", "make_encoding", "prove", "proved_b
 _PROOF_VERSION = 4
 _CODE_POINTS = 0x110000
 _BYTE_LEVEL_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-"""ByteLevel writes 's|'t|'re|'ve|'m|'ll|'d, which is the same: no two begin alike. With one branch for all of them
-tiktoken is half as fast again."""
+"""ByteLevel writes 's|'t|'re|'ve|'m|'ll|'d, which is the same, because no two of them begin alike. With one branch for
+all of them, tiktoken is half as fast again."""
 _LONG_S = 0x17F
-"""The only character beyond ASCII that is a letter of a known suffix ('s, 't, 're, ...) where case is ignored."""
+"""The only character beyond ASCII that equals a letter of a known suffix ('s, 't, 're, ...) if case is ignored."""
 
 DIFFERS, NORMALIZES = 1, 2
-"""Flags of a character: the engines see it differently; a normalizer may change it or its neighbours."""
+"""Flags of a character: the engines differ on it; a normalizer may change it or its neighbours."""
 
 
 class Proof(msgspec.Struct, frozen=True, kw_only=True):
-    """The proof for one tokenizer and these versions of both libraries, or why there is none."""
+    """The proof for one tokenizer and these versions of both libraries, or the reason why there is none."""
 
     reason: str | None = None
-    """Why tiktoken cannot be used; None if it gives the same ids."""
+    """The reason why tiktoken cannot be used; None if it gives the same ids."""
     pattern: str = ""
     normalizes: bool = False
     left_out: list[int] = []
@@ -68,16 +68,16 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def proved_before(json: str, canonical: Callable[[], str]) -> Proof:
-    """What `prove` says, kept from an earlier process where the home folder can be written.
+    """The result of `prove`, cached in the home folder if that can be written.
 
-    `json` is a `tokenizer.json` as it was read; `canonical` gives it as `Tokenizer.to_str()` writes it.
+    `json` is the content of a `tokenizer.json`; `canonical` returns the same as written by `Tokenizer.to_str()`.
     """
     versions = [(name, importlib.metadata.version(name)) for name in ("tokenizers", "tiktoken")]
     key = fingerprint([_PROOF_VERSION, versions, fingerprint_bytes(json.encode())])
     path = home() / "encoders" / f"{key[:32]}.json"
     with contextlib.suppress(OSError, msgspec.MsgspecError, UnicodeDecodeError):
         kept = msgspec.json.decode(path.read_bytes(), type=_Kept)
-        # A flipped bit would give other ids, so that it parses is not enough.
+        # Parsing is not a sufficient check: a flipped bit would give other ids.
         if kept.hash == fingerprint_bytes(msgspec.json.encode([key, kept.proof])):
             return kept.proof
     proof = prove(canonical())
@@ -94,7 +94,7 @@ class _Kept(msgspec.Struct, frozen=True):
 
 
 def prove(canonical: str) -> Proof:
-    """The proof for a tokenizer. `canonical` is what `Tokenizer.to_str()` writes."""
+    """Prove equal ids for a tokenizer. `canonical` is the output of `Tokenizer.to_str()`."""
     body = msgspec.json.decode(canonical)
     try:
         _only_keys(body, "the tokenizer", _TOKENIZER_KEYS)
@@ -134,7 +134,7 @@ def _kind(part: Any) -> str:
 
 
 def _check_normalizer(normalizer: Any) -> bool:
-    """Whether there is one. NFC is: its own object is asked for all text that it may change."""
+    """Whether there is a normalizer. Only NFC is allowed: its own object handles all text that it may change."""
     if normalizer is None or normalizer == {"type": "Sequence", "normalizers": []}:
         return False
     if normalizer == {"type": "NFC"}:
@@ -174,7 +174,7 @@ def _check_model(model: Mapping[str, Any]) -> None:
 
 
 def _check_merges(model: Mapping[str, Any]) -> list[int]:
-    """The ids that merging never makes. Raises Unproved where tiktoken could make others than `tokenizers`."""
+    """The ids that merging never makes. Raises Unproved if tiktoken could make other ids than `tokenizers`."""
     from tokenizers import Tokenizer
 
     vocab: dict[str, int] = model["vocab"]
@@ -219,9 +219,10 @@ def _every_character() -> str:
 
 
 def _is_compared() -> NDArray[np.bool_]:
-    """The code points in whose neighbourhood Unicode has any character, but surrogates, which no UTF-8 text has.
+    """The code points in ranges with assigned characters, without surrogates, which no UTF-8 text has.
 
-    Comparing the others too, three quarters of all, would take most of the time of a proof. They count as different.
+    The others are three quarters of all. Comparing them would take most of the time of a proof, so they count as
+    different.
     """
     is_compared = np.zeros(_CODE_POINTS, bool)
     is_compared[:0x34000] = is_compared[0xE0000:0xE0200] = True
@@ -237,8 +238,8 @@ def _as_table(characters: str) -> NDArray[np.bool_]:
 
 @functools.cache
 def _seen_by_tiktoken(name: str) -> NDArray[np.bool_]:
-    """The characters of a class: tiktoken drops all others."""
-    # Many characters at a time: one by one, each would be a piece of its own, and there are a million.
+    """The characters of a class, by tiktoken, which drops all others."""
+    # Many characters at a time: one by one they would be a million pieces.
     encoding = _encoding(f"(?:{name}){{1,64}}", {bytes([byte]): byte for byte in range(256)})
     ids = encoding.encode_to_numpy(_every_character(), disallowed_special=())
     return _as_table(ids.astype(np.uint8).tobytes().decode())
@@ -246,7 +247,7 @@ def _seen_by_tiktoken(name: str) -> NDArray[np.bool_]:
 
 @functools.cache
 def _seen_by_tokenizers(name: str) -> NDArray[np.bool_]:
-    """The characters of a class, by the engine that splits: a decoder runs it on plain text, many times faster."""
+    """The characters of a class, by the engine that splits. A decoder runs it on plain text, many times faster."""
     from tokenizers import Regex, decoders
 
     return ~_as_table(decoders.Replace(Regex(f"(?:{name})+"), "").decode([_every_character()])) & _is_compared()
@@ -256,8 +257,8 @@ def _seen_by_tokenizers(name: str) -> NDArray[np.bool_]:
 def _changed_by_nfc() -> NDArray[np.bool_]:
     """Characters that a normal form may change, or that may change their neighbours. All others stay, in any text.
 
-    These are: what is not left alone between two marks of the last and the first kind (so also every mark, which would
-    change places with them), and what stands second in a decomposition, because it may be composed with a first.
+    These are the characters that change between two marks of the last and the first class (this includes every mark,
+    which would change places with them), and the second characters of decompositions, which may compose with a first.
     """
     from tokenizers import normalizers
 

@@ -1,7 +1,7 @@
-"""Tokens as text, each and side by side: a character that one token begins and the next one ends is shown whole.
+"""Tokens as text, one by one or joined. A character that spans two tokens is shown whole.
 
-Byte-level and byte-fallback vocabularies, bytes and characters are spelled from the bytes of their tokens; where the
-tokens asked for end inside a character, its bytes come out as escapes. Others are decoded by their own tokenizer.
+Byte-level and byte-fallback vocabularies, bytes and characters are spelled from the bytes of their tokens. If the
+requested tokens end inside a character, its bytes are shown as escapes. Others are decoded by their own tokenizer.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _FALLBACK = re.compile("<0x([0-9A-Fa-f]{2})>")
 
 
 class TokenText(NamedTuple):
-    """Some text, or the name of a token that stands for no text."""
+    """Some text, or the name of a token without text."""
 
     text: str
     is_special: bool
@@ -38,7 +38,7 @@ class TokenSpelling:
         self.can_decode: bool = self._bytes_of is not None or tokenizer.decode([]) is not None
 
     def text_of(self, ids: Sequence[int], before: Sequence[int] = ()) -> list[TokenText]:
-        """The text of tokens. `before` are a few tokens before them: some tokenizers need them to know of spaces."""
+        """The text of tokens. `before` holds a few tokens before them, which some tokenizers need for spaces."""
         parts, context = [], list(before)
         for is_special, group in groupby(ids, key=self._names.__contains__):
             some = list(group)
@@ -65,14 +65,14 @@ class TokenSpelling:
 
 
 def _names_of(tokenizer: Any) -> dict[int, str]:
-    """Tokens that are shown by their names."""
+    """The names of tokens that are shown by name."""
     if tokenizer.kind == "tokenizer.json":
         return {i: token.content for i, token in tokenizer.backend.get_added_tokens_decoder().items()}
     return {tokenizer.eos_id: "<eos>"} if tokenizer.kind in ("bytes", "chars") else {}
 
 
 def _bytes_of(tokenizer: Any) -> Callable[[int], bytes] | None:
-    """The bytes of each token; None where a vocabulary does not tell."""
+    """The bytes of each token; None if the vocabulary does not tell them."""
     spell: Callable[[int], bytes | None] | None = None
     match tokenizer.kind:
         case "bytes":
@@ -96,7 +96,7 @@ def _bytes_of_json(tokenizer: Any) -> Callable[[int], bytes | None] | None:
     else:
         return None
 
-    @cache  # of the tokens that are seen: a vocabulary is long
+    @cache  # of the tokens seen so far: a vocabulary is long
     def bytes_of(token: int) -> bytes | None:
         name = tokenizer.backend.id_to_token(token) if token >= 0 else None
         return None if name is None else by_name(name)

@@ -1,4 +1,4 @@
-"""The recipe step that turns text into tokens, with an id for the end of a document, in the smallest dtype."""
+"""The recipe step that turns text into tokens of the smallest dtype, with an id for the end of a document."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ def tokenize(
     tokenize("chars")                                the characters of this corpus
     tokenize(function, vocab_size=50257)             any function from text to ids
 
-    `append_eos` ends every document with one id: `eos=` (an id or a token), else what tokenizer_config.json beside the
-    file says, else the only special token, else a well-known name. The bake report says which; where there is no
-    answer the error lists the candidates. Special tokens of the template are never added.
+    `append_eos` ends every document with one id: `eos=` (an id or a token), else the id from the tokenizer_config.json
+    beside the file, else the only special token, else a well-known name. The bake report names it. If none is found,
+    the error lists the candidates. Special tokens of the template are never added.
 
-    Of a function, `vocab_size` is one more than its largest id, `decode` its inverse, and `version` names it, should it
-    use things that cannot be compared. `dtype` is that of the stored ids: by default the smallest.
+    For a function, `vocab_size` is one more than its largest id, `decode` is its inverse, and `version` identifies it
+    if it uses things that cannot be compared. `dtype` is the type of the stored ids, by default the smallest.
 
-    `special="text"` encodes the name of a special token in a document (`<|endoftext|>` on a web page) as the characters
-    that it is written with; "parse" makes it that token. The bake report counts these names.
+    `special="text"` encodes the name of a special token in a document (`<|endoftext|>` on a web page) as plain
+    characters; "parse" makes it that token. The bake report counts these names.
     """
     resolved = resolve_tokenizer(tokenizer, vocab_size=vocab_size, decode=decode, version=version)
     one_of(("text", "parse"), special=special)
@@ -80,7 +80,7 @@ def tokenize(
 
 @dataclass(frozen=True, slots=True)
 class Tokenize:
-    """See `tokenize`."""
+    """The step that `tokenize` returns."""
 
     tokenizer: Any
     eos_id: int | None
@@ -88,14 +88,14 @@ class Tokenize:
     text: str
     asked_dtype: str | None = None
     special: str | None = None
-    """What the name of a special token in a text becomes; None where the tokenizer has none, or knows them itself."""
+    """The treatment of special tokens' names in a text; None if the tokenizer has none, or handles them itself."""
 
     @property
     def needs_fit(self) -> bool:
         return isinstance(self.tokenizer, CharsTokenizer) and self.tokenizer.chars is None
 
     def fitted(self, points: set[int]) -> Tokenize:
-        """This step with the vocabulary that a corpus has."""
+        """This step with the vocabulary of a corpus."""
         tokenizer = self.tokenizer.fitted(points)
         return replace(self, tokenizer=tokenizer, eos_id=None if self.eos_id is None else tokenizer.eos_id)
 
@@ -105,7 +105,7 @@ class Tokenize:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The asked type, else the smallest unsigned one that holds the vocabulary."""
+        """The requested type, else the smallest unsigned one that holds the vocabulary."""
         smallest = np.min_scalar_type(max(self.vocab_size - 1, 0))
         if smallest.itemsize > 4:
             raise TokenizerError(
@@ -140,16 +140,16 @@ class Tokenize:
 
     @property
     def encoder(self) -> str | None:
-        """Which of two equal encoders is used, and why; None for a tokenizer that has one. Not part of a store."""
+        """The encoder in use and the reason for it; None for a tokenizer with only one. Not part of a store."""
         return getattr(self.tokenizer, "encoder", None)
 
     def encode(self, texts: Sequence[str]) -> list[NDArray[Any]]:
-        """The tokens of each text, in this step's dtype, with the end of document where it was asked for.
+        """The tokens of each text, in this step's dtype, with the end-of-document id if `append_eos` is set.
 
-        A TokenizerError says by `number` which text it is about.
+        The `number` of a TokenizerError is that of the text.
         """
         dtype, ends = self.dtype, self.eos_id is not None
-        # All documents in one array, of which each is a slice: what is done for each costs more than its tokens.
+        # All documents in one array, each a slice of it: work per document costs more than work per token.
         arrays, tokens = checked_ids(self._ids(texts), self.vocab_size)
         tokens = tokens.astype(dtype, copy=False)
         stops = np.cumsum([len(array) + ends for array in arrays], dtype=np.int64)
@@ -166,7 +166,7 @@ class Tokenize:
         try:
             ids = list(encode(texts))
         except Exception:
-            for number, text in enumerate(texts):  # once more, to say which text it was
+            for number, text in enumerate(texts):  # once more, to find the text
                 try:
                     encode([text])
                 except Exception as error:
@@ -180,7 +180,7 @@ class Tokenize:
         return ids
 
     def info(self) -> dict[str, Any]:
-        """What a store's manifest says of its tokenizer."""
+        """The tokenizer's entry in a store's manifest."""
         return {
             "name": self.tokenizer.name,
             "kind": self.tokenizer.kind,
@@ -193,7 +193,7 @@ class Tokenize:
 
 
 def special_in_words(report: Mapping[str, Any]) -> list[str]:
-    """A line about the special tokens that a bake found in texts; no line where it found none."""
+    """The report's line about special tokens in texts; no line without any."""
     said = report.get("special_tokens")
     if not said or not said["documents"]:
         return []
@@ -230,7 +230,7 @@ def checked_ids(lists: Iterable[Any], limit: int) -> tuple[list[NDArray[Any]], N
 
 
 def _failed(name: str, error: Exception, number: int) -> TokenizerError:
-    """What a tokenizer raised, with the number of the text that made it."""
+    """The error that a tokenizer raised, with the number of the text that caused it."""
     if isinstance(error, TokenizerError):
         error.where["number"] = number
         return error
@@ -265,7 +265,7 @@ def _dtype_name(asked: Any) -> str | None:
 
 
 def _eos(tokenizer: Any, asked: int | str | None) -> tuple[int, str]:
-    """(the id that ends a document, where it is from)."""
+    """(the id that ends a document, its origin)."""
     own = getattr(tokenizer, "eos_id", None)
     if isinstance(asked, int):
         limit = max(int(tokenizer.vocab_size), (own or -1) + 1)

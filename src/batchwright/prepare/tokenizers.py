@@ -69,7 +69,7 @@ class BytesTokenizer:
 
 
 class CharsTokenizer:
-    """Every character that the corpus has is an id, in code point order; one more is the end of a document."""
+    """Every character of the corpus has an id, in code point order. One more id is the end of a document."""
 
     name = "chars"
     kind = "chars"
@@ -137,12 +137,12 @@ class JsonTokenizer:
         return tokenizer
 
     def __getstate__(self) -> dict[str, Any]:
-        # What was proved here need not be proved again in a worker.
+        # A proof made here is not needed again in a worker.
         return {name: self.__dict__[name] for name in ("json", "name", "config", "proof") if name in self.__dict__}
 
     @cached_property
     def proof(self) -> Proof:
-        """Whether tiktoken gives the same ids."""
+        """The proof that tiktoken gives the same ids, or the reason why there is none."""
         return find_proof(self.json, self.backend)
 
     @cached_property
@@ -151,7 +151,7 @@ class JsonTokenizer:
 
     @property
     def encoder(self) -> str:
-        """Which library encodes, and why: the ids are the same."""
+        """The library that encodes, and the reason. The ids are the same with both."""
         reason = self.proof.reason or ("fast" in self.__dict__ and self.fast and self.fast.off)
         return f"tokenizers ({reason})" if reason else "tiktoken, proved identical"
 
@@ -187,10 +187,10 @@ class JsonTokenizer:
         return [encoding.ids for encoding in self.backend.encode_batch_fast(texts, add_special_tokens=False)]
 
     def encode_as_text(self, texts: Sequence[str]) -> list[NDArray[np.uint32]]:
-        """The ids of texts in which the name of a special token is text like any other."""
+        """The ids of texts, with names of special tokens as plain text."""
         ids = [np.asarray(one, np.uint32) for one in self.encode_batch(texts)]
         together, special = np.concatenate([np.empty(0, np.uint32), *ids]), list(self.special.values())
-        # Most tokenizers give special tokens the highest ids: then one look at the largest is enough.
+        # Most tokenizers give special tokens the highest ids: then a test of the largest id is enough.
         if together.max(initial=0) < min(special) or not np.isin(together, special).any():
             return ids
         return self.special_encoder.as_text(texts, ids)
@@ -224,11 +224,11 @@ class CallableTokenizer:
         self.function, self.vocab_size, self._decode, self.eos_id = function, vocab_size, decode, eos_id
         self.name: str = name or str(getattr(function, "__name__", type(function).__name__))
         self._version = version
-        _ = self.fingerprint  # says now, not at the bake, that it needs a version
+        _ = self.fingerprint  # raises now, not at the bake, if it needs a version
 
     @property
     def fingerprint(self) -> str:
-        """What the function does now: globals that it uses may have changed since."""
+        """Computed anew: globals that the function uses may have changed since."""
         does = function_fingerprint(self.function, name=f"the tokenizer {self.name!r}", version=self._version)
         return fingerprint([does, self.vocab_size])[:16]
 
@@ -243,7 +243,7 @@ class CallableTokenizer:
 
 
 class PluginTokenizer:
-    """A user's object that does what `batchwright.base.protocols.Tokenizer` asks for."""
+    """A user's object that implements `batchwright.base.protocols.Tokenizer`."""
 
     fingerprint: str
     vocab_size: int
@@ -262,7 +262,7 @@ class PluginTokenizer:
 
 
 class _Undecodable:
-    """Stands for a callable in a store: the function itself is not kept."""
+    """A placeholder for a callable in a store, which does not keep the function itself."""
 
     kind = "callable"
 
@@ -274,7 +274,7 @@ class _Undecodable:
 
 
 def load_tokenizer(path: Path) -> Any:
-    """The tokenizer that a store keeps, or a `tokenizer.json`."""
+    """Load the tokenizer of a store, or a `tokenizer.json`."""
     remedy = "the path of a tokenizer.json"
     try:
         data = path.read_bytes()
@@ -301,7 +301,7 @@ def load_tokenizer(path: Path) -> Any:
 
 
 def _config_beside(path: Path) -> dict[str, Any]:
-    """What `tokenizer_config.json` says, with the chat template that newer transformers write beside it."""
+    """The content of `tokenizer_config.json`, with the chat template that newer transformers write beside it."""
     config_path, template_path = path.with_name("tokenizer_config.json"), path.with_name("chat_template.jinja")
     config: dict[str, Any] = {}
     if config_path.exists():
@@ -317,7 +317,7 @@ def _config_beside(path: Path) -> dict[str, Any]:
 
 
 def _config_of(tokenizer: Any) -> dict[str, Any]:
-    """What a transformers tokenizer's `tokenizer_config.json` would say of special tokens and chat templates."""
+    """The special tokens and chat templates of a transformers tokenizer, in the form of `tokenizer_config.json`."""
     tokens = {name: token for name, token in tokenizer.special_tokens_map.items() if isinstance(token, str)}
     return {"eos_token": tokenizer.eos_token, **tokens, "chat_template": getattr(tokenizer, "chat_template", None)}
 
@@ -333,7 +333,7 @@ def resolve_tokenizer(
     decode: Callable[[Any], str] | None = None,
     version: str | None = None,
 ) -> Any:
-    """One of the classes here, from whatever a user has: a path, a name, an object or a function."""
+    """One of the classes here, from a path, a name, an object or a function."""
     if isinstance(tokenizer, _RESOLVED):
         return tokenizer
     if isinstance(tokenizer, str) and tokenizer in _BY_NAME:
@@ -375,7 +375,7 @@ def _of_path(path: Path) -> Any:
 
 
 def _vocab_size_of(function: Any, vocab_size: int | None) -> int:
-    encoder = getattr(function, "__self__", function)  # that a bound method belongs to
+    encoder = getattr(function, "__self__", function)  # the object of a bound method
     size = vocab_size or getattr(encoder, "vocab_size", None) or getattr(encoder, "n_vocab", None)
     if not isinstance(size, int) or isinstance(size, bool) or size < 1:
         raise TokenizerError(

@@ -1,7 +1,7 @@
-r"""Train a byte-level BPE: every byte has an id and nothing is normalised, so what is decoded is the text, exactly.
+r"""Training of a byte-level BPE. Every byte has an id and nothing is normalised, so decoding gives the exact text.
 
-Ids are 0 to 255 for the bytes, then merges in the order in which they were found, then the special tokens: the order
-that `tiktoken` has too, so that the fast encoder can be proved identical.
+Ids 0 to 255 are the bytes, then come merges in the order in which they were found, then the special tokens. This is the
+order of `tiktoken` too, so that the fast encoder can be proved identical.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ PATTERNS = {
     r"|\s*[\r\n]+|\s+(?!\S)|\s+",
     "gpt2": r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
 }
-"""Where text is cut before merging: no token spans a cut."""
+"""Patterns that cut text before merging. No token spans a cut."""
 _BYTES = 256
 _BATCH_CHARACTERS = 1 << 20
 
 
 class BpeSettings:
-    """What a tokenizer is to be, checked before any text is read."""
+    """The settings of a new tokenizer, checked before any text is read."""
 
     name: str
     min_frequency: int
@@ -50,7 +50,7 @@ class BpeSettings:
         self.empty: Any = self._empty(pattern)
 
     def _empty(self, pattern: str) -> Any:
-        """The tokenizer before it has learned anything."""
+        """The tokenizer without any merges."""
         from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
         try:
@@ -74,7 +74,7 @@ class BpeSettings:
 
 
 def train_bpe(texts: Iterable[str], settings: BpeSettings) -> JsonTokenizer:
-    """Learn merges from texts, read once and one after another. The same texts give the same tokenizer, to the byte."""
+    """Learn merges from texts, which are read once, in order. The same texts give the same tokenizer, to the byte."""
     from tokenizers import pre_tokenizers, trainers
 
     tokenizer = settings.empty
@@ -98,7 +98,7 @@ def train_bpe(texts: Iterable[str], settings: BpeSettings) -> JsonTokenizer:
 
 
 def _without(special_tokens: Sequence[str], texts: Iterable[str]) -> Iterator[str]:
-    """Texts cut where they have a special token's name: one id would mean both, could it be learned as well."""
+    """Cut texts at the names of special tokens. If merges could learn a name, one id would have two meanings."""
     names = re.compile("|".join(map(re.escape, special_tokens)) or r"(?!)")
     for text in texts:
         if any(token in text for token in special_tokens):
@@ -108,7 +108,7 @@ def _without(special_tokens: Sequence[str], texts: Iterable[str]) -> Iterator[st
 
 
 def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
-    """Lists of texts: the library cuts each list into pieces by several threads."""
+    """Lists of texts. The library cuts each list into pieces with several threads."""
     batch: list[str] = []
     waiting = 0
     for text in texts:

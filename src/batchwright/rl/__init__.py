@@ -1,3 +1,3 @@
-"""Rollouts in, batches out: sequences by column, advantages, and the ledger of who was asked what."""
+"""Reinforcement learning: rollouts by column, advantages, and the conventions of other libraries."""
 
 __all__: list[str] = []

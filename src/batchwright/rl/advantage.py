@@ -39,9 +39,9 @@ GAPS = ("carry", "zero")
 SINGLES = ("zero", "reward")
 
 _BLOCK_STEPS = 32
-"""Steps that NumPy turns time-major at once: few enough to stay in the cache with 1,024 rows."""
+"""The number of steps that NumPy transposes at once: few enough to stay in the cache with 1,024 rows."""
 _WORTH_COMPILING = 4096
-"""Numbers from which on a compiled loop is asked for: below, NumPy is done before numba is imported."""
+"""The size from which a compiled loop is used. Below it, NumPy is done before numba is imported."""
 
 
 # Over time
@@ -101,7 +101,7 @@ def discounted(
     dones: ArrayLike | None = None,
     gaps: str = "carry",
 ) -> Floats:
-    """The reward to come from each step of [rows, time] on: `G_t = r_t + gamma G_{t+1}`; mask and dones as in `gae`.
+    """The discounted return from each step of [rows, time]: `G_t = r_t + gamma G_{t+1}`; mask and dones as in `gae`.
 
     >>> discounted([[1.0, 0.0, 4.0]], gamma=0.5)
     array([[2., 2., 4.]])
@@ -268,14 +268,14 @@ class _Steps(NamedTuple):
     rewards: NDArray[Any]
     values: NDArray[Any]
     after: NDArray[np.float64]
-    """Of each row: the value after its last step."""
+    """The value after the last step of each row."""
     mask: NDArray[np.bool_] | None
     dones: NDArray[np.bool_] | None
     gamma: float
     decay: float
     """gamma * lam"""
     carry: bool
-    """Whether masked steps are stepped over."""
+    """Whether the recursion skips masked steps."""
 
 
 def _advantages_of(steps: _Steps) -> tuple[Floats, Floats]:
@@ -308,12 +308,12 @@ def _step_all_rows(given: _Steps, advantages: Floats, returns: Floats) -> None:
         steps = slice(max(end - _BLOCK_STEPS, 0), end)
         reward, value = _time_major(rewards, steps), _time_major(values, steps)
         is_gap: Any = None if mask is None else np.ascontiguousarray(~mask[:, steps].T)
-        live: Any = 1.0 if dones is None else 1.0 - _time_major(dones, steps)  # 0 where nothing comes after
+        live: Any = 1.0 if dones is None else 1.0 - _time_major(dones, steps)  # 0 if no step follows
         factor: Any = decay  # of the advantage after each step
         carried = None
         if is_gap is not None:
             for array in (reward, value):
-                np.copyto(array, 0.0, where=is_gap)  # whatever stood there, NaN too
+                np.copyto(array, 0.0, where=is_gap)  # any number there, NaN too
             if carry:
                 factor = np.where(is_gap, 1.0, decay)
                 carried = np.broadcast_to(is_gap * live, value.shape)
@@ -345,7 +345,7 @@ def _time_major(array: NDArray[Any], steps: slice) -> NDArray[np.float64]:
 def _values_after(
     value: NDArray[np.float64], next_value: NDArray[np.float64], carried: NDArray[Any] | None
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """(V_{t+1} of each step, V of the first step). Where `carried` is 1, a step has the value of the one after it."""
+    """(V_{t+1} of each step, V of the first step). If `carried` is 1, a step has the value of the next one."""
     after = np.empty_like(value)
     if carried is None:
         after[:-1], after[-1] = value[1:], next_value
@@ -414,7 +414,7 @@ def _by_group(
 ) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:
     """(rewards less the first one of their group, number of each row's group, size of each row's group).
 
-    Nothing here depends on the height of rewards; and those of a group that are equal are exactly 0.
+    Results do not depend on the height of rewards. Equal rewards of a group give exactly 0.
     """
     ids = np.asarray(group)
     _same_shape("group", ids, rewards.shape, "one id per reward, the same for rows of one prompt")
@@ -436,7 +436,7 @@ def _sums(numbers: NDArray[np.float64], number: NDArray[np.int64]) -> NDArray[np
 def _against_the_others(
     rewards: NDArray[np.float64], number: NDArray[np.int64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """(reward less the mean of the others in its group, the sum of their squared distances from it) of each row."""
+    """For each row, (reward less the mean of the others in its group, the others' sum of squared distances from it)."""
     apart, squares = np.zeros(len(rewards)), np.zeros(len(rewards))
     by_group = np.argsort(number, kind="stable")
     sizes = np.bincount(number)
@@ -444,7 +444,7 @@ def _against_the_others(
     for size in np.unique(sizes[sizes > 1]).tolist():
         rows = by_group[starts[sizes == size][:, None] + np.arange(size)]  # [groups of this size, size]
         table = rewards[rows]
-        # Less a reward in the middle: whichever row is left out, those that are near each other keep all their bits.
+        # Less a middle reward: for any row left out, rewards that are near each other keep all their bits.
         table -= np.partition(table, size // 2, axis=1)[:, size // 2, None]
         means, squares[rows] = _of_the_others(table)
         apart[rows] = table - means
@@ -454,8 +454,8 @@ def _against_the_others(
 def _of_the_others(table: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """(mean, sum of squared distances from it) of all numbers in a row of the table but the one at each place.
 
-    Numbers are merged by two, by four, and so on; and what is outside a half is what is outside the whole, and the
-    other half. Nothing is ever taken out of a sum: that would cancel, and leave noise where the others are equal.
+    Numbers are merged by two, by four, and so on. The numbers outside a half are those outside the whole, and the other
+    half. Nothing is subtracted from a sum: that would cancel, and leave noise if the others are equal.
 
     >>> means, squares = _of_the_others(np.array([[1.0, 3.0, 100.0]]))
     >>> means, squares[0, 2]
@@ -532,7 +532,7 @@ def _same_shape(name: str, array: NDArray[Any], shape: tuple[int, ...], what: st
 
 
 def _flags(name: str, given: ArrayLike | None, like: NDArray[Any]) -> NDArray[np.bool_] | None:
-    """True where not 0."""
+    """True for numbers that are not 0."""
     if given is None:
         return None
     array = _numeric(name, given)
@@ -555,7 +555,7 @@ def _not_negative(**parameter: float) -> float:
 
 
 def _refuse_not_finite(name: str, array: NDArray[Any], mask: NDArray[np.bool_] | None) -> None:
-    """One pass where all is well: a finite sum has finite terms."""
+    """Refuse numbers that are not finite. One pass if all are: a finite sum has finite terms."""
     if array.dtype.kind != "f":
         return
     with np.errstate(all="ignore"):

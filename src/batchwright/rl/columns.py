@@ -14,7 +14,7 @@ from batchwright.base.fingerprint import fingerprint
 __all__ = ["Rollouts", "cut_rows", "offsets"]
 
 _LONG_ROW = 48
-"""Tokens from which on a row is copied as a slice; shorter ones are gathered by index, all at once."""
+"""The length in tokens from which a row is copied as a slice. Shorter rows are gathered by index, all at once."""
 
 OF_TOKENS = ("tokens", "trained", "token_rewards", "values", "old_log_probs", "ref_log_probs")
 OF_ROWS = ("reward", "policy_version")
@@ -37,13 +37,13 @@ class Rollouts:
     reward: NDArray[np.float64] | None
     """Per row: its reward, or the sum of those of its tokens."""
     token_rewards: NDArray[np.float32] | None = None
-    """Per token, where rewards came so."""
+    """Per token, if rewards are per token."""
     group: NDArray[np.int64] | None = None
     """Number of each row's group, from 0 in order of first appearance; None: there are no groups."""
     group_names: tuple[Any, ...] = ()
     """The data's names for groups 0, 1, ..."""
     values: NDArray[np.float32] | None = None
-    """Per token, 0 where none was given; the same for the next two."""
+    """Per token, 0 for tokens without one; the same for the next two."""
     old_log_probs: NDArray[np.float32] | None = None
     ref_log_probs: NDArray[np.float32] | None = None
     policy_version: NDArray[np.int64] | None = None
@@ -53,11 +53,11 @@ class Rollouts:
         return len(self.starts) - 1
 
     def lengths(self) -> NDArray[np.int64]:
-        """Tokens of each row."""
+        """The number of tokens of each row."""
         return np.diff(self.starts)
 
     def fingerprint(self) -> str:
-        """A name for the content: the same for the same rollouts, whether a list, a file or a table held them."""
+        """A name for the content. The same rollouts have the same name, from a list, a file or a table."""
         digest = xxhash.xxh3_128()
         for field in fields(self):
             value = getattr(self, field.name)
@@ -68,7 +68,7 @@ class Rollouts:
         return digest.hexdigest()
 
     def take(self, rows: Any) -> Rollouts:
-        """Some rows, by number, in that order, or by a mask. Groups are numbered anew, as if there were no others."""
+        """Some rows, by number in that order, or by a mask. Groups are numbered anew, from 0."""
         chosen = np.asarray(rows)
         index = np.flatnonzero(chosen) if chosen.dtype == bool else chosen.astype(np.int64).reshape(-1)
         begins, lengths = self.starts[:-1][index], self.lengths()[index]
@@ -86,7 +86,7 @@ class Rollouts:
 
 
 def offsets(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Where each row starts, and where the last one ends.
+    """The start of each row, and the end of the last one.
 
     >>> offsets(np.array([2, 0, 3])).tolist()
     [0, 2, 2, 5]

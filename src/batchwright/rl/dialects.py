@@ -167,11 +167,11 @@ DIALECTS = {
         Dialect(name="nemo_rl", group_baseline="others", whitens_gae=True, whiten_unbiased=True),
     )
 }
-"""By name; "batchwright" is what the functions do by themselves."""
+"""The dialects by name. "batchwright" has the defaults of the functions."""
 
 
 def dialect(name: str | Dialect | None) -> Dialect:
-    """The conventions of a library by its name; None for ours. One that you made yourself is given back.
+    """The conventions of a library by its name; None for ours. A `Dialect` of your own is returned unchanged.
 
     >>> dialect("nemo_rl").group_baseline
     'others'

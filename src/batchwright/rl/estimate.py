@@ -25,7 +25,7 @@ __all__ = ["METHODS", "Advantages", "Estimate", "last_trained", "token_rewards"]
 
 METHODS = ("gae", "group_relative", "leave_one_out", "reinforce")
 _ALSO_CALLED = {"ppo": "gae", "grpo": "group_relative", "rloo": "leave_one_out"}
-"""The losses that use these methods: suggested, not taken."""
+"""The losses that use these methods. An error suggests the method; the names are not accepted."""
 _MAX_TOKENS = 1 << 21
 """Tokens, padding included, that are padded at once for a recursion over time."""
 
@@ -99,7 +99,7 @@ class Advantages:
         return str(self.method)
 
     def _compares(self, rollouts: Rollouts) -> bool:
-        """Whether any group has two rows: else all advantages would silently be 0."""
+        """Whether any group has two rows. Otherwise all advantages would silently be 0."""
         if rollouts.group is None:
             return False
         return self.conventions.group_singles != "zero" or int(np.bincount(rollouts.group).max()) > 1
@@ -164,7 +164,7 @@ class Advantages:
 
     @property
     def conventions(self) -> Dialect:
-        """Those of the dialect."""
+        """The conventions of the dialect."""
         return dialect_of(self.dialect)
 
     @property
@@ -196,7 +196,7 @@ def _refuse_missing(column: str, values: Any, what: str, otherwise: str) -> None
 
 
 def token_rewards(rollouts: Rollouts, kl_coef: float = 0.0) -> NDArray[np.float32]:
-    """The reward of each token. One that was given for the whole sequence stands at its last learned token."""
+    """The reward of each token. The reward of a whole sequence is at its last learned token."""
     if rollouts.token_rewards is not None:
         rewards = rollouts.token_rewards.astype(np.float32)
     else:
@@ -215,9 +215,9 @@ def token_rewards(rollouts: Rollouts, kl_coef: float = 0.0) -> NDArray[np.float3
 
 
 def last_trained(rollouts: Rollouts) -> NDArray[np.int64]:
-    """The place of each row's last learned token; its last token where none is learned."""
+    """The place of each row's last learned token; its last token if none is learned."""
     ends = rollouts.starts[1:] - 1
-    if rollouts.trained[ends].all():  # as rows mostly are, and found without looking at every token
+    if rollouts.trained[ends].all():  # the usual case, found without a test of every token
         return ends
     places = np.flatnonzero(rollouts.trained)
     last = np.append(places, -1)[np.searchsorted(places, rollouts.starts[1:]) - 1]
@@ -240,7 +240,7 @@ def _over_time(
 
 
 def _padded_places(rollouts: Rollouts) -> Iterator[tuple[NDArray[np.int64], NDArray[np.bool_]]]:
-    """(where the token at each [row, time] is, whether there is one), from each row's first learned token on."""
+    """(place of the token at each [row, time], whether there is one), from each row's first learned token on."""
     places = np.where(rollouts.trained, np.arange(len(rollouts.tokens)), len(rollouts.tokens))
     ends = last_trained(rollouts) + 1
     begins = np.minimum(np.minimum.reduceat(places, rollouts.starts[:-1]), ends - 1)

@@ -1,4 +1,4 @@
-"""Whatever holds rollouts -> columns: rows and tables, files, buffers; text, token ids, messages and turns."""
+"""Rollouts from lists, files, tables and buffers, as columns. Rows hold text, token ids, messages or turns."""
 
 from batchwright.rollouts.read import read_rollouts
 

@@ -17,10 +17,10 @@ from batchwright.rl.estimate import Advantages, last_trained
 __all__ = ["IGNORED", "Moments", "PaddedRollouts", "RolloutRows"]
 
 Allocate = Callable[[tuple[int, int], Any], NDArray[Any]]
-"""(shape, dtype) -> memory of any content."""
+"""(shape, dtype) -> uninitialised memory."""
 
 IGNORED = -100
-"""The target where nothing is learned."""
+"""The target at places where nothing is learned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Moments:
 
 @dataclass(frozen=True, slots=True)
 class PaddedRollouts:
-    """Some rows one below the other, [rows, width] each."""
+    """Some rows as padded arrays, [rows, width] each."""
 
     input_ids: NDArray[np.int64]
     targets: NDArray[np.int64]
@@ -44,21 +44,21 @@ class PaddedRollouts:
 
 
 class RolloutRows:
-    """Rows of rollouts, and batches of them: place t of a row is about the token that place t predicts."""
+    """Rows of rollouts, and batches of them. Place t of a row describes the token that place t predicts."""
 
     def __init__(self, rollouts: Rollouts, estimator: Advantages) -> None:
         self.rollouts = rollouts
         self.method: str | None = estimator.method_for(rollouts)
         self.whitening: Dialect | None = estimator.conventions if estimator.whitens(self.method) else None
-        """The conventions by which advantages are whitened over a global batch; None: they are not."""
+        """The conventions for whitening advantages over a global batch; None: no whitening."""
         estimate = estimator(rollouts)
         self.lengths: NDArray[np.int64] = rollouts.lengths()
         self._trained = rollouts.trained
         begins = rollouts.starts[:-1]
         if self._trained[begins].any():
             self._trained = self._trained.copy()
-            self._trained[begins] = False  # nothing comes before it that could predict it
-        # As numbers of 32 bits: of flags, NumPy sums 64 bits three times as slowly.
+            self._trained[begins] = False  # no token before it could predict it
+        # As 32-bit numbers: NumPy sums flags in 64 bits three times as slowly.
         counts = np.add.reduceat(self._trained.view(np.uint8), begins, dtype=np.int32)
         self.trained_tokens: NDArray[np.int64] = counts.astype(np.int64)
         """Learned tokens of each row."""

@@ -1,4 +1,4 @@
-"""Prompts of messages through a chat template: with their answers, or up to where an answer begins."""
+"""Prompts of messages through a chat template, with their answers, or up to the start of an answer."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Conversations:
         return Sequences(ragged_of(asked), ragged_of(answered), np.concatenate(trained))
 
     def prompts(self, prompts: Sequence[Any], tools: Sequence[Any] | None) -> Ragged:
-        """Prompts up to where an answer begins. Each is rendered once: those of a group are alike."""
+        """Prompts up to the start of an answer. Equal prompts, as in a group, are rendered once."""
         rows = list(zip(prompts, tools or [None] * len(prompts), strict=True))
         keys = [msgspec.json.encode(row, enc_hook=repr) for row in rows]
         first_with = {key: number for number, key in reversed(list(enumerate(keys)))}
@@ -143,7 +143,7 @@ def _num_turns(response: Any) -> int:
 
 
 def _each(rows: Any, function: Callable[[Any], T], of_prompts: Sequence[int] | None = None) -> list[T]:
-    """The results of a function for each row. BadValue names the row that it refuses.
+    """The results of a function for each row. A BadValue names the refused row.
 
     Messages count through prompt and response; `of_prompts` says how many are of the prompt.
     """
@@ -153,6 +153,6 @@ def _each(rows: Any, function: Callable[[Any], T], of_prompts: Sequence[int] | N
             found.append(function(row))
         except ChatError as error:
             is_asked = error.turn is None or of_prompts is None or error.turn < of_prompts[number]
-            remedy = _REMEDIES.get(error.kind, error.remedy)  # those of chat= name parameters that are not here
+            remedy = _REMEDIES.get(error.kind, error.remedy)  # those of chat= name other parameters
             raise BadValue(number, str(error), remedy, key="prompt" if is_asked else "response") from None
     return found

@@ -1,6 +1,6 @@
 """Values of rows of any length as one flat array and the lengths, checked all at once and not row by row.
 
-Lists of Python numbers are packed by `struct`: it takes no fraction for a whole number, and NumPy takes half as long
+Lists of Python numbers are packed by `struct`. It refuses fractions for whole numbers, and NumPy takes half as long
 again. Arrays and tensors are joined; Arrow lists are flat already.
 """
 
@@ -67,7 +67,7 @@ class Ragged(NamedTuple):
         return Ragged(cut_rows(self.flat, self.starts[:-1][rows], lengths), lengths)
 
     def row_of(self, place: int) -> int:
-        """The row that a place of `flat` is in."""
+        """The row of a place in `flat`."""
         return int(np.searchsorted(self.starts, place, side="right")) - 1
 
 
@@ -108,9 +108,9 @@ def kind_of_value(value: Any) -> str:
             return "list"
     if hasattr(value, "keys"):
         return "object"
-    if getattr(getattr(value, "dtype", None), "hasobject", False):  # pandas keeps lists of anything so
+    if getattr(getattr(value, "dtype", None), "hasobject", False):  # pandas stores lists in this form
         return kind_of_value(value.tolist())
-    ndim = getattr(value, "ndim", -1)  # of an array or tensor of any library
+    ndim = getattr(value, "ndim", -1)  # the shape of an array or tensor of any library
     return {0: "number", 1: "list"}.get(ndim, "other")
 
 
@@ -153,7 +153,7 @@ def _first_unfit(column: Sequence[Any], kind: str) -> BadValue:
 
 
 def _joined_at_once(column: Sequence[Any]) -> Ragged | None:
-    """Arrays or tensors of torch end to end; None if they do not go together: one by one says why."""
+    """Arrays or tensors of torch end to end; None if they cannot be joined. Joining one by one finds the reason."""
     size: Callable[[Any], int] = len
     try:
         if is_tensor(column[0]):
@@ -191,7 +191,7 @@ def _array_of(value: Any, kind: str, number: int) -> NDArray[Any]:
         raise BadValue(number, f"it is a {type(value).__name__}, not a list", "a list of numbers, or an array")
     if values.ndim > 1:
         raise BadValue(number, f"it has {values.ndim} dimensions, not one", "array.reshape(-1)")
-    if values.dtype.hasobject:  # pandas has numbers so
+    if values.dtype.hasobject:  # pandas stores numbers in this form
         return _array_of(values.tolist(), kind, number)
     if values.dtype.kind not in _KINDS[kind] and values.size:
         raise BadValue(number, f"it holds {values.dtype}, not {_WANTED[kind]}")
@@ -199,7 +199,7 @@ def _array_of(value: Any, kind: str, number: int) -> NDArray[Any]:
 
 
 def _joined_arrow(column: Any, kind: str) -> Ragged:
-    """Arrow lists: their memory is the flat array."""
+    """Join Arrow lists. Their memory is the flat array."""
     first = 0
     found: list[Ragged] = []
     for chunk in getattr(column, "chunks", [column]):

@@ -27,7 +27,7 @@ _ALSO_CALLED = {
     "response": ("responses", "completion", "completions", "answer", "output", "generation", "text"),
     "reward": ("rewards", "score", "scores", "reward_score"),
 }
-"""Other names of these keys: suggested, not taken."""
+"""Other names of these keys. An error suggests them; they are not accepted."""
 _MAX_IDS = 2**31
 """Ids have 32 bits."""
 
@@ -66,14 +66,14 @@ def read_rollouts(
 
 
 class _Tokens(NamedTuple):
-    """The tokens of all rows end to end, and the tokens that per-token columns are about."""
+    """The tokens of all rows end to end, and the tokens that have per-token values."""
 
     tokens: NDArray[np.int32]
     starts: NDArray[np.int64]
     is_response: NDArray[np.bool_]
     is_trained: NDArray[np.bool_]
     num_response: NDArray[np.int64]
-    """Tokens of each row's response."""
+    """The number of tokens of each row's response."""
     num_trained: NDArray[np.int64]
 
     def placed(self, numbers: Ragged) -> NDArray[np.float32]:
@@ -132,7 +132,7 @@ class _Reading:
     # Columns
 
     def _column(self, key: str, name: str | None = None) -> Any:
-        """A column that every row has; None where no row has it."""
+        """A column that every row has; None if no row has it."""
         name = name or self.names[key]
         column = self.table.column(name)
         if column is None:
@@ -173,7 +173,7 @@ class _Reading:
     # Numbers
 
     def _rewards(self, column: Any, tokens: _Tokens) -> tuple[NDArray[np.float64] | None, NDArray[np.float32] | None]:
-        """(the reward of each row, that of each token where rewards came per token)."""
+        """(the reward of each row, the reward of each token if rewards are per token)."""
         if column is None:
             return None, None
         if not _is_per_token(column):
@@ -193,7 +193,7 @@ class _Reading:
         return reward, rewards
 
     def _token_column(self, key: str, tokens: _Tokens) -> NDArray[np.float32] | None:
-        """A column of one number per token, beside the tokens; None where no row has it."""
+        """A column of one number per token, aligned with the tokens; None if no row has it."""
         column = self._column(key)
         if column is None:
             return None
@@ -287,7 +287,7 @@ class _Reading:
         raise self._error(key, row, f"{token}, outside a vocabulary of {limit:,}", remedy)
 
     def _mask(self, response: Ragged, trained: NDArray[np.bool_] | None) -> NDArray[np.bool_] | None:
-        """Which tokens of the responses are trained; None: all."""
+        """A mask of the trained tokens of the responses; None: all."""
         key = "response_mask"
         column, name = self._column(key), self.names[key]
         if column is None:

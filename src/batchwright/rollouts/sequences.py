@@ -1,11 +1,11 @@
-"""Prompts and responses as tokens, and which of the tokens the policy wrote.
+"""Prompts and responses as tokens, with a mask of the tokens that the policy wrote.
 
-    text        is encoded as it is, prompt and response each by itself; nothing is added
-    token ids   are taken as they are, before text and after it
-    turns       of a response are text or token ids, end to end as they are; assistants' turns are trained
-    messages    of a prompt go through the chat template. A response of text, or of turns without token ids, goes with
-                them; assistants' words and their end of turn are trained. Before token ids, the prompt is written up
-                to where an answer begins
+    text        is encoded unchanged, prompt and response separately; nothing is added
+    token ids   stay unchanged, before text and after it
+    turns       of a response are text or token ids, joined unchanged; assistants' turns are trained
+    messages    of a prompt go through the chat template, together with a response of text or of turns without token
+                ids; assistants' words and their end of turn are trained. Before token ids, the prompt is written up
+                to the start of an answer
 
 Rows of one table may differ in this.
 """
@@ -38,11 +38,11 @@ class Sequences(NamedTuple):
     prompt: Ragged
     response: Ragged
     trained: NDArray[np.bool_] | None
-    """For each token of the responses; None: all."""
+    """Whether each token of the responses is trained; None: all."""
 
 
 class NeedsTokenizer(BadValue):
-    """The row is text, and there is no tokenizer."""
+    """The error for a row of text without a tokenizer."""
 
 
 class Encoder:
@@ -61,7 +61,7 @@ class Encoder:
 
     @property
     def limit(self) -> int | None:
-        """The number of ids, where a tokenizer says it."""
+        """The number of ids, if a tokenizer gives it."""
         if self.tokenizer is None:
             return None
         return max(int(self.tokenizer.vocab_size), (getattr(self.tokenizer, "eos_id", None) or 0) + 1)
@@ -72,7 +72,7 @@ class Encoder:
         return self.chat_template is not None and self._chat is None
 
     def texts(self, texts: Sequence[str]) -> Ragged:
-        """The ids of texts, each encoded as it is."""
+        """The ids of texts, encoded unchanged."""
         if self.tokenizer is None:
             remedy = "tokenizer='tokenizer.json' or 'bytes', or token ids in place of text"
             raise NeedsTokenizer(0, "this is text, and text needs a tokenizer", remedy)
@@ -110,7 +110,7 @@ class Encoder:
 
 
 def sequences_of(prompts: Any, responses: Any, tools: Any, encoder: Encoder) -> Sequences:
-    """The tokens of all rows. BadValue names the row, and by `key` whether its prompt or its response is at fault."""
+    """The tokens of all rows. A BadValue names the row, and its `key` the prompt or the response."""
     prompts, prompt_kinds = _with_kinds(prompts, "prompt")
     responses, response_kinds = _with_kinds(responses, "response")
     tools = _as_list(tools)
@@ -174,7 +174,7 @@ def _with_kinds(column: Any, key: str) -> tuple[Any, list[str]]:
 
 
 def _common_kind(column: Any) -> str | None:
-    """The kind of all values where their types alone say it: faster than looking at each."""
+    """The kind of all values, if their types suffice to tell it. Faster than a test of each value."""
     types = set(map(type, column))
     if types == {str}:
         return "text"
@@ -257,7 +257,7 @@ def _of_one_kind(
 
 @contextmanager
 def _blamed(key: str) -> Iterator[None]:
-    """A bad value found inside is of this column, unless it says otherwise."""
+    """Name this column for a bad value found inside, unless it has a column already."""
     try:
         yield
     except BadValue as bad:
@@ -266,7 +266,7 @@ def _blamed(key: str) -> Iterator[None]:
 
 
 def _turns_as_they_are(rows: Sequence[Any], encoder: Encoder) -> tuple[Ragged, NDArray[np.bool_]]:
-    """(turns end to end, which tokens are trained): ids where a turn has them, else its text encoded by itself."""
+    """(turns end to end, mask of trained tokens). A turn gives its ids, else its text encoded separately."""
     owners: list[int] = []
     contents: list[Any] = []
     trained: list[bool] = []
@@ -318,7 +318,7 @@ def _is_trained(turn: Mapping[str, Any], number: int, place: int) -> bool:
 
 
 def interleave(prompt: Ragged, response: Ragged) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.bool_]]:
-    """(tokens of all rows end to end, where rows start, whether a token is of a response).
+    """(tokens of all rows end to end, starts of rows, whether a token is of a response).
 
     >>> rows = Ragged(np.array([1, 2]), np.array([2, 0])), Ragged(np.array([3, 4, 5]), np.array([1, 2]))
     >>> [array.tolist() for array in interleave(*rows)]

@@ -1,7 +1,7 @@
 """Rollouts from memory or files as columns by name: lists of values, or Arrow columns.
 
-Rows that are Python objects are looked at once for each column; tables, Parquet and Arrow files are never made into
-rows. Errors name the file of a row.
+Python rows are read once for each column. Tables, Parquet and Arrow files are never turned into rows. Errors name the
+file of a row.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class _Part(NamedTuple):
     """The number of its first row among all."""
     path: str
     numbers: Sequence[int]
-    """Of its rows in the file, from 0; blank lines count."""
+    """The numbers of its rows in the file, from 0; blank lines count."""
     by_line: bool
 
 
 class RolloutTable:
-    """Rollouts by column. `names` are those that any row has."""
+    """Rollouts by column. `names` has the columns that any row has."""
 
     names: list[str]
     num_rows: int
@@ -70,7 +70,7 @@ class RolloutTable:
 
 
 def table_of(data: Any) -> RolloutTable:
-    """The columns of anything that holds rollouts."""
+    """The columns of rollouts from rows, files, tables or buffers."""
     if isinstance(data, str | os.PathLike):
         return _of_files(data)
     if isinstance(data, list | tuple) and looks_like_paths(data, known_extensions()):
@@ -180,13 +180,13 @@ def _parts_of(files: Sequence[InputFile], numbers: Sequence[Sequence[int]]) -> l
 
 
 def _of_arrow_files(files: Sequence[InputFile]) -> RolloutTable | None:
-    """The files as one table, mapped and not copied; None if one is damaged: reading its rows says how."""
+    """The files as one table, mapped and not copied; None if one is damaged: reading its rows finds the damage."""
     import pyarrow as pa
 
     try:
         tables = [read_table(file.path, format_for(file.path).name) for file in files]
         table = pa.concat_tables(tables, promote_options="permissive")
-        table.validate(full=True)  # what is mapped from a file was never looked at
+        table.validate(full=True)  # mapped data is not checked before
     except (pa.ArrowException, OSError, ValueError):
         return None
     if not table.num_rows or len(set(table.column_names)) < len(table.column_names):

@@ -36,7 +36,7 @@ class StreamFiles:
 
     @property
     def dtype(self) -> str:
-        """Of all of them; empty without files."""
+        """The dtype of all files; empty without files."""
         return next((file.dtype.name for file in self.files), "")
 
 

@@ -164,7 +164,7 @@ def _borders(stream: TokenStream) -> Iterator[NDArray[np.int64]]:
 
 _MEGATRON_CODES = {"uint8": 1, "int8": 2, "int16": 3, "int32": 4, "int64": 5, "uint16": 8}
 _MEGATRON_HAS_NO = {"uint32": "int32", "uint64": "int64"}
-"""Types that Megatron has no code for, and what they are written as."""
+"""Types without a Megatron code, and the types that replace them."""
 
 
 def _write_megatron(store: Store, stream: TokenStream, files: Sequence[BinaryIO], done: Progress) -> None:

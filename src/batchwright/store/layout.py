@@ -95,7 +95,7 @@ class StreamInfo:
     num_shards: int
     fingerprint: str
     dtype: str = ""
-    """Of its tokens, in a store whose sources differ; otherwise empty, and the manifest has it."""
+    """The dtype of its tokens, in a store whose sources differ. Otherwise empty: the manifest has it."""
 
 
 def content_digest(tokens: NDArray[Any], offsets: NDArray[np.int32], *spans: NDArray[Any]) -> str:

@@ -83,13 +83,13 @@ class Store:
 
     @property
     def num_bytes(self) -> int:
-        """Of the shards, and of the files that they adopted."""
+        """Bytes of the shards, and of the files that they adopted."""
         adopted = sum(file.num_bytes for file in self.adopted)
         return int(self.shards["num_bytes"].sum()) + adopted
 
     @property
     def num_rows(self) -> int:
-        """Documents."""
+        """The number of documents."""
         return sum(stream.num_documents for stream in self.manifest.streams)
 
     @property
@@ -99,7 +99,7 @@ class Store:
 
     @property
     def report(self) -> dict[str, Any]:
-        """What the bake read, kept and dropped, and why."""
+        """The rows that the bake read, kept and dropped, with reasons."""
         return self.manifest.report
 
     def __len__(self) -> int:
@@ -205,7 +205,7 @@ class Store:
 
     @property
     def texts(self) -> dict[str, Any] | None:
-        """The table of the texts that documents were made of, as mapped columns; None where the store has none."""
+        """The table of the documents' texts, as mapped columns; None if the store has none."""
         return self._table("texts.arrow", self.manifest.texts_hash) if self.manifest.texts_hash else None
 
     def _table(self, name: str, expected_hash: str) -> dict[str, Any]:
@@ -226,7 +226,7 @@ class Store:
         return columns | numbers
 
     def file_name(self, number: int) -> str:
-        """The raw file that a document's `file` number means."""
+        """The raw file of a document's `file` number."""
         paths = self.files["path"]
         if not 0 <= number < len(paths):
             what = f"a document of this store came from file {number}, of {len(paths)}"
@@ -235,13 +235,13 @@ class Store:
 
     @cached_property
     def tokenizer(self) -> Any:
-        """The tokenizer that the store keeps: enough to decode, and for most to encode."""
+        """The store's copy of the tokenizer. It can decode, and for most tokenizers encode."""
         from batchwright.prepare.tokenizers import load_tokenizer
 
         return load_tokenizer(self.folder / "tokenizer.json")
 
     def decode(self, tokens: ArrayLike) -> str | None:
-        """Text of some tokens; None where the tokenizer cannot decode."""
+        """The text of some tokens; None if the tokenizer cannot decode."""
         text: str | None = self.tokenizer.decode(tokens)
         return text
 

@@ -80,7 +80,7 @@ class MappedShard:
             self.file: NDArray[np.int32] = arrow_to_numpy(batch.column("file"))
             self.row: NDArray[np.int64] = arrow_to_numpy(batch.column("row"))
             self.spans: Spans | None = None
-            """The spans of conversations: where each document's spans begin, and the fields of all."""
+            """The spans of conversations: the start of each document's spans, and the fields of all spans."""
             if "spans" in batch.schema.names:
                 self.spans = records_of(batch.column("spans"))
         except (pa.ArrowException, OSError, KeyError, IndexError, AttributeError, TypeError, ValueError) as error:

@@ -18,7 +18,7 @@ __all__ = ["Damage", "verify_store"]
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """One file of a store that is not what the manifest says."""
+    """One file of a store that differs from the manifest."""
 
     file: Path
     what: str
@@ -81,7 +81,7 @@ def _adopted(store: Store) -> Iterator[Damage]:
 
 
 def _totals(store: Store) -> Iterator[Damage]:
-    """Compare what the manifest says about each stream with the stream's shards."""
+    """Compare the manifest's totals of each stream with the stream's shards."""
     shards, manifest = store.shards, store.manifest
     content = shards["content_hash"].to_pylist()
     facts = list(zip(shards["num_documents"].tolist(), shards["num_tokens"].tolist(), content, strict=True))

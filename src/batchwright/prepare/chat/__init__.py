@@ -1,3 +1,3 @@
-"""Conversations -> tokens, with what each token is: formats, templates, rendering, spans."""
+"""Conversations to tokens with spans: formats, templates, rendering."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""The added tokens of a tokenizer: their names in a text, and those among them that the template has written."""
+"""The added tokens of a tokenizer: finding their names in a text, and telling the template's from the messages'."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from batchwright.prepare.tiktoken_encoder import any_of
 __all__ = ["MOST_KEPT_GAPS", "AddedTokens"]
 
 MOST_KEPT_GAPS = 4096
-"""Texts between messages that are remembered. A template has few; one that writes a date, or counts, has many."""
+"""The number of texts between messages to cache. Few occur, unless a template writes dates or counts."""
 
 
 class AddedTokens:
-    """Finds the added tokens of a tokenizer. Of names that overlap, the first counts, and of these the longest."""
+    """Finds the added tokens of a tokenizer. If names overlap, the first one counts; at one place, the longest one."""
 
     def __init__(self, added: dict[int, Any]) -> None:
         self.tokens: dict[Any, tuple[int, Any]] = {
@@ -25,7 +25,7 @@ class AddedTokens:
         self.special: frozenset[Any] = frozenset(token.content for token in tokens if token.special)
         self.any_special: re.Pattern[str] = any_of(self.special)
         self._any = any_of(token.content for token in tokens)
-        # `tokenizers` looks for these one after the other: the second kind after its normalizer.
+        # `tokenizers` searches for the two kinds in turn: the second kind after its normalizer.
         self.others: list[re.Pattern[str]] = [
             any_of(token.content for token in tokens if not token.special and token.normalized == normalized)
             for normalized in (False, True)
@@ -43,7 +43,7 @@ class AddedTokens:
         return found
 
     def in_gap(self, gap: str) -> tuple[tuple[int, str], ...]:
-        """(start, name) of the special tokens in what a template writes between two messages."""
+        """(start, name) of the special tokens in the template's text between two messages."""
         known = self._gaps.get(gap)
         if known is None:
             known = tuple((match.start(), match[0]) for match in self._any.finditer(gap) if match[0] in self.special)

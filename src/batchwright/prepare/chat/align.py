@@ -1,4 +1,4 @@
-"""From spans of text to spans of tokens: every token belongs to one of the spans that it overlaps."""
+"""Spans of tokens from spans of text. Every token belongs to one of the spans that it overlaps."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _ASSISTANT = ROLES.index("assistant")
 def token_stops(
     starts: NDArray[Any], ends: NDArray[Any], borders: NDArray[Any], ranks: NDArray[Any]
 ) -> NDArray[np.int64]:
-    """How many tokens there are up to the end of each span.
+    """The number of tokens up to the end of each span.
 
-    Token i covers [starts[i], ends[i]) of the text, span s ends at borders[s]; both never fall. A token that covers
-    more than one span belongs to the one of the highest rank, and to the last of these.
+    Token i covers [starts[i], ends[i]) of the text. Span s ends at borders[s]. All three arrays are ascending. A token
+    that covers several spans belongs to the one with the highest rank, or the last of these if ranks are equal.
 
     >>> starts, ends = np.array([0, 3, 5]), np.array([3, 5, 9])          # "use", "r:", " Hi!"
     >>> token_stops(starts, ends, np.array([6, 9]), np.array([0, 2]))    # "user: " by the template, then "Hi!"
     array([2, 3])
     """
     stops = np.searchsorted(ends, borders, "right")
-    begins = np.append(starts, np.iinfo(np.int64).max)[stops]  # of the first token that ends after the border
+    begins = np.append(starts, np.iinfo(np.int64).max)[stops]  # the first token that ends after the border
     crossed = np.flatnonzero(begins < borders).tolist()
     at = 0
     while at < len(crossed):
@@ -45,7 +45,7 @@ def token_stops(
 
 
 class SpanTable:
-    """The spans of many conversations, column by column: what is done for each costs more than its numbers."""
+    """The spans of many conversations as columns. One NumPy call for all is faster than one for each conversation."""
 
     def __init__(self, spans: Sequence[Sequence[TextSpan]]) -> None:
         self.num_spans: NDArray[np.int64] = np.array([len(some) for some in spans], np.int64)
@@ -59,7 +59,7 @@ class SpanTable:
 
     @property
     def ranks(self) -> NDArray[np.int64]:
-        """A message before the template, what was said before its end, and what the model says before all others.
+        """Ranks: messages above the template, content above the end of turn, and the model's words above all others.
 
         So every token that overlaps an answer is trained, as with transformers' `return_assistant_tokens_mask`.
         """
@@ -68,7 +68,7 @@ class SpanTable:
         return ranks
 
     def of_tokens(self, stops: NDArray[np.int64], num_tokens: NDArray[np.int64]) -> list[NDArray[Any]]:
-        """The spans of each conversation, as a store keeps them, without those that no token is of.
+        """The spans of each conversation as a store keeps them, without spans that have no token.
 
         `stops` count tokens of all conversations; `num_tokens` is how many each has.
         """

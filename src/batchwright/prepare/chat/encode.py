@@ -1,13 +1,14 @@
 """Tokens and spans of rendered conversations: the ids of the whole text, without special tokens from messages.
 
-The ids are those of `tokenizers` for the whole text, without what it would add; only special tokens are told apart:
-the template's own are recognised, their names inside of messages are plain text, and so is a name that is written in
-part by the template and in part by a message. Other added tokens are recognised everywhere, as `tokenizers` does.
+The ids are those of `tokenizers` for the whole text, without the tokens that it would add. Special tokens are the only
+difference. The template's own are recognised. Their names inside of messages are plain text. A name that is written in
+part by the template and in part by a message is plain text too. Other added tokens are recognised everywhere, as in
+`tokenizers`.
 
-A `tokenizer.json` for which tiktoken is proved is encoded by it: texts are cut at the added tokens, as `tokenizers`
-cuts them, and the places of tokens are known from their bytes. What is not plain enough for that goes through
-special_tokens.py, which is also what the fast way is tested against. Bytes, characters, functions and users' own
-tokenizers have no special tokens and no offsets: they encode span by span, so no token crosses a border.
+If tiktoken is proved for a `tokenizer.json`, tiktoken encodes. Texts are cut at the added tokens, as `tokenizers` cuts
+them, and the places of tokens follow from their bytes. Other texts go through special_tokens.py, which is also the
+reference in tests of the fast way. Bytes, characters, functions and users' own tokenizers have no special tokens and no
+offsets. They encode span by span, so no token crosses a border.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class ConversationEncoder:
         return {"tokenizer": self.tokenizer}
 
     def encode(self, rendered: Sequence[Rendered]) -> list[Encoded]:
-        """Tokens and spans of each conversation. A TokenizerError says by `number` which one it is about."""
+        """Tokens and spans of each conversation. The `number` of a TokenizerError is that of the conversation."""
         if not isinstance(self.tokenizer, JsonTokenizer):
             return _encode_spans(self.tokenizer, rendered)
         encoded: list[Encoded | None] = [None] * len(rendered)
@@ -83,7 +84,7 @@ def _aligned(rendered: Rendered, tokens: NDArray[Any], starts: NDArray[np.int64]
 
 
 def _encode_spans(tokenizer: Any, rendered: Sequence[Rendered]) -> list[Encoded]:
-    """Each span by itself: for tokenizers that do not say where a token lies."""
+    """Encode each span by itself, for tokenizers without offsets."""
     table = SpanTable([one.spans for one in rendered])
     ids = list(tokenizer.encode_batch([one.text[span.start : span.stop] for one in rendered for span in one.spans]))
     arrays = [np.asarray(one) for one in ids]

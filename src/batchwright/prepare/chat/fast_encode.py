@@ -1,8 +1,8 @@
-"""Many conversations at once through the fast encoder: cut at added tokens, with borders found by counting bytes.
+"""Many conversations at once through the fast encoder, cut at added tokens. Borders are found by counting bytes.
 
-Between added tokens `tokenizers` encodes each piece of text by itself, so cutting there changes nothing. What a
-template writes between two messages is mostly the same, so its tokens are remembered. No work is done per token, and
-little per conversation.
+`tokenizers` encodes each piece of text between added tokens by itself, so cutting there changes nothing. A template's
+text between two messages is mostly the same, so its tokens are cached. No work is done per token, and little per
+conversation.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NO_TOKENS: Ids = np.empty(0, np.uint32)
 
 
 def are_plain(added: AddedTokens, fast: FastEncoder) -> bool:
-    """Whether each added token is found wherever its name is, takes in no more than that, and leaves what follows."""
+    """Whether each added token matches wherever its name occurs, takes in no more text, and leaves the rest alone."""
     normalizer = fast.backend.normalizer
     return not any(
         token.lstrip
@@ -40,7 +40,7 @@ def are_plain(added: AddedTokens, fast: FastEncoder) -> bool:
 
 
 class _Middle(NamedTuple):
-    """What a template writes between two messages, from its first special token to its last."""
+    """The template's text between two messages, from its first special token to its last."""
 
     start: int
     stop: int
@@ -49,7 +49,7 @@ class _Middle(NamedTuple):
 
 
 class _Cut(NamedTuple):
-    """A conversation as plain texts, and what the template writes between each two of them."""
+    """A conversation as plain texts, and the template's text between each two of them."""
 
     texts: list[str]
     middles: list[_Middle]
@@ -71,7 +71,7 @@ class FastConversationEncoder:
         self._middles: dict[str, _Middle | None] = {}
 
     def encode(self, rendered: Sequence[Rendered]) -> list[Encoded | None]:
-        """None for each conversation that is not plain enough."""
+        """Encode the conversations. The result is None for one that needs the slow way."""
         cuts = [self._cut(one) for one in rendered]
         has_names = self.added.any_special.search("\0".join(text for cut in cuts for text in cut.texts))
         ready = [
@@ -91,7 +91,7 @@ class FastConversationEncoder:
         return [found.get(number) for number in range(len(rendered))]
 
     def _is_normal(self, text: str) -> bool:
-        """Whether a normalizer changes nothing, so that offsets are those of the text."""
+        """Whether the normalizer changes nothing, so that offsets are those of the text."""
         if not self.fast.proof.normalizes or text.isascii():
             return True
         return bool(self.fast.backend.normalizer.normalize_str(text) == text)
@@ -132,7 +132,7 @@ class FastConversationEncoder:
         return np.array([self.added.tokens[name][0]], np.uint32)
 
     def _encode_plain(self, texts: Sequence[str]) -> list[Ids]:
-        """The ids of texts without special tokens. Other added tokens count in them."""
+        """The ids of texts without special tokens. Other added tokens are recognised in them."""
         together = "\0".join(texts)
         if not any(pattern.search(together) for pattern in self.added.others):
             return list(self.fast.encode_batch(texts))
@@ -147,7 +147,7 @@ class FastConversationEncoder:
         return encoded
 
     def _split(self, text: str) -> list[str]:
-        """Text and the names of added tokens in turn, text first and last."""
+        """Split into text and names of added tokens in turn, with text first and last."""
         first, second = self.added.others
         parts = first.split(text)
         split = [second.split(text) for text in parts[::2]]
@@ -169,7 +169,7 @@ class FastConversationEncoder:
         specials = np.append(0, np.cumsum(self._is_special[tokens]))
         table = SpanTable([one.spans for one in rendered])
         borders, byte_stops = _in_bytes([one.text for one in rendered], table)
-        # A model may make a special token of plain text: special_tokens.py knows what to do.
+        # A model may make a special token of plain text: special_tokens.py handles that.
         fits = (np.diff(ends[stops]) == np.diff(byte_stops)) & (np.diff(specials[stops]) == num_special)
         if not fits.all():
             numbers = np.flatnonzero(fits).tolist()
@@ -182,7 +182,7 @@ class FastConversationEncoder:
 
 
 def _in_bytes(texts: Sequence[str], table: SpanTable) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """(where each span ends, where each text begins, and at last the end of all), in bytes of all texts in a row."""
+    """(end of each span, start of each text and the end of the last), in bytes of all texts end to end."""
     begins = np.cumsum([0, *map(len, texts)])
     borders = table.borders + np.repeat(begins[:-1], table.num_spans)
     together = "".join(texts)

@@ -1,4 +1,4 @@
-"""The error of one conversation, raised in every stage of chat. A bake turns it into the error of a row."""
+"""The error for one conversation, raised in every stage of chat. A bake turns it into the error of a row."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ __all__ = ["ChatError"]
 
 
 class ChatError(Exception):
-    """A conversation that cannot be used, and why.
+    """A conversation that cannot be used, with the reason.
 
-    `kind` is short and the same for all conversations with this fault: reports count by it. `reason` is about this one.
+    `kind` is short and the same for all conversations with this fault. Reports count by it. `reason` has the details.
 
     >>> print(ChatError("unknown role", "role 'usr'", turn=2, remedy="'user'"))
     unknown role: role 'usr' (message 2)
@@ -24,7 +24,7 @@ class ChatError(Exception):
     def __init__(self, kind: str, reason: str = "", *, turn: int | None = None, remedy: str = "") -> None:
         super().__init__(kind)
         self.kind, self.reason, self.turn, self.remedy = kind, reason, turn, remedy
-        """`turn` is the number of the message, from 0; None where no single message is to blame."""
+        """`turn` is the number of the message, from 0; None if the fault is not in a single message."""
 
     def __str__(self) -> str:
         text = f"{self.kind}: {self.reason}" if self.reason else self.kind

@@ -1,4 +1,4 @@
-"""The normal form of a conversation, from rows in any of five formats; or what is wrong with a row, and where.
+"""The normal form of a conversation, from rows in any of five formats, or an error that locates the fault in a row.
 
 >>> row = {"conversations": [{"from": "human", "value": "2 + 2?"}, {"from": "gpt", "value": "4"}]}
 >>> print(layout := detect(row))
@@ -10,11 +10,11 @@ The normal form is {"messages": [...], "tools": [...]}, plain values only. A mes
 
 - `role`, one of system, developer, user, assistant, tool;
 - `content`, always a string ("" where an assistant only calls tools);
-- `tool_calls` of an assistant, where there are any: [{"type": "function", "function": {"name", "arguments"}}], with
-  "id" where it was given; the arguments are a dict;
-- `weight`, a float, where the message said "weight" or "train";
-- what else it had (`reasoning_content`, `name`, `tool_call_id`, ...), for the template. Null counts as absent: a table
-  has every field in every row. Values that JSON has no word for (bytes, dates) are left out.
+- `tool_calls` of an assistant, if it has any: [{"type": "function", "function": {"name", "arguments"}}], with
+  "id" if it was given; the arguments are a dict;
+- `weight`, a float, if the message has "weight" or "train";
+- its other fields (`reasoning_content`, `name`, `tool_call_id`, ...), for the template. Null counts as absent, because
+  a table has every field in every row. Values that JSON cannot hold (bytes, dates) are left out.
 
 Messages that need no change are the row's own objects, not copies.
 """
@@ -50,7 +50,7 @@ class _Format(NamedTuple):
     main: tuple[str, ...]
     """Columns that every row must have."""
     names: tuple[str, ...]
-    """All columns that are looked for, and the fields of a turn. Rows have the same names if nothing else is said."""
+    """All columns of the format, and the fields of a turn. Rows have the same names unless `names` says otherwise."""
 
 
 _TURN = ("role", "content")
@@ -63,22 +63,22 @@ FORMATS = {
 }
 TURN_FIELDS = (*_TURN, "from", "value")
 _LISTS = ("messages", "conversation", "conversations")
-"""Columns in which detection looks for a list of messages."""
+"""Columns in which detection searches for a list of messages."""
 _PAIRS = [
     (asked, answered) for asked in ("prompt", "question", "query") for answered in ("response", "answer", "output")
 ]
-"""Names that are not taken for a prompt and a completion, but offered."""
+"""Names that an error suggests for a prompt and a completion. Detection does not accept them."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Which format the rows of a source have, and in which columns. A value: its fields are plain."""
+    """The format of a source's rows, and their columns. A value with plain fields."""
 
     format: str
     columns: tuple[tuple[str, str], ...]
-    """(what the format calls it, what the rows call it): columns, and fields of a turn."""
+    """(the format's name, the rows' name) of columns, and of fields of a turn."""
     roles: tuple[tuple[str, str], ...] = ()
-    """(a role as the rows write it, what it is), where the user said so."""
+    """(the rows' name of a role, the role), as the user gave them."""
 
     @classmethod
     def of(cls, format: str, columns: Mapping[str, str | None], roles: Iterable[tuple[str, str]] = ()) -> Layout:
@@ -88,11 +88,11 @@ class Layout:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The columns that are looked at; a row need not have all of them."""
+        """The columns that are read. A row need not have all of them."""
         return tuple(sorted({column for name, column in self.columns if name not in TURN_FIELDS}))
 
     def spec(self) -> dict[str, Any]:
-        """What a fingerprint is made of, and a manifest keeps."""
+        """The layout as JSON, for fingerprints and manifests."""
         return {"format": self.format, "columns": dict(self.columns), "roles": dict(self.roles)}
 
     @cached_property
@@ -119,7 +119,7 @@ class Layout:
         return None if column is None else row.get(column)
 
     def normalise(self, row: Row) -> Conversation | tuple[Conversation, Conversation]:
-        """The conversation of a row, in the normal form; of a preference both: (chosen, rejected)."""
+        """The conversation of a row in the normal form. A preference has two: (chosen, rejected)."""
         if any(row.get(column) is None for column in self.main):
             self._raise_not_there(row)
         tools = tools_of(self._value(row, "tools"))
@@ -179,7 +179,7 @@ class Layout:
             raise ChatError("no messages", f"{column!r} is {what_is(turns)}, not a list of messages", remedy=remedy)
         if not turns:
             raise ChatError("empty conversation", f"{column!r} has no messages")
-        first = turns[0]  # tells messages from ShareGPT, where both are in columns of one name
+        first = turns[0]  # tells messages from ShareGPT if both have the same column name
         if isinstance(first, dict) and first.get(self._turns.role) is None:
             self._refuse_another(row)
         read_turns(turns, self._turns, messages)
@@ -269,7 +269,7 @@ class Layout:
 
 
 def detect(row: Row) -> Layout:
-    """The layout that a row has; ChatError where none fits, or more than one."""
+    """The layout of a row. A ChatError if no layout fits, or more than one."""
     found = [
         Layout.of(format, {})
         for format in ("alpaca", "prompt_completion", "preference")
@@ -341,7 +341,7 @@ def _unknown(row: Row) -> ChatError:
 
 
 def _not_learned(message: Message) -> Message:
-    """A message of a prompt: what an assistant says there was asked, and is not the answer."""
+    """A message of a prompt, with weight 0 for an assistant: its words there are not the answer."""
     if message["role"] != "assistant" or "weight" in message:
         return message
     return {**message, "weight": 0.0}
@@ -356,7 +356,7 @@ def _checked(messages: list[Message], has_system: bool) -> list[Message]:
 
 def _contains(answer: list[Message], asked: list[Message], prompt: Any) -> bool:
     """Whether an answer is a whole conversation, with the prompt in it."""
-    if isinstance(prompt, str):  # the first question, or of a longer conversation the last one
+    if isinstance(prompt, str):  # the first question, or the last one of a longer conversation
         return any(m["role"] == "user" and m["content"] == prompt for m in answer[:-1])
     begins = [(m["role"], m["content"]) for m in asked]
     skip = int(answer[0]["role"] == "system" != asked[0]["role"])

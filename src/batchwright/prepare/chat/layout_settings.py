@@ -19,15 +19,15 @@ def layout_of(
     columns: Mapping[str, str | None] | None = None,
     roles: Mapping[str, str] | None = None,
 ) -> Layout | None:
-    """The layout that a user gave. None: it is to be detected.
+    """The layout that a user gave, or None if it must be detected.
 
     >>> print(layout_of("messages", {"messages": "dialog", "role": "speaker"}))
     messages: messages in 'dialog' (speaker, content)
     >>> print(layout_of(columns={"prompt": "question", "completion": "answer"}))
     prompt_completion: 'question' and 'answer'
 
-    `columns` are {what the format calls it: what the rows call it}; None leaves an optional one out. `roles` are
-    {a role as the rows write it: system, developer, user, assistant or tool}.
+    `columns` is {the format's name: the rows' name}; None leaves an optional column out. `roles` is
+    {the rows' name of a role: system, developer, user, assistant or tool}.
     """
     columns = _mapping("columns", columns, "columns={'messages': 'dialog'}")
     roles = _mapping("roles", roles, "roles={'bot': 'assistant'}")

@@ -1,9 +1,9 @@
 """The places of a conversation's strings in its rendered text, found without changing the template.
 
 First method, one render: every string is wrapped in tags of characters that no text has (Unicode noncharacters). If the
-tagged text without its tags is the text, then tags say where each string is. Second method, for strings that a template
-trims, splits or looks into: the text is rendered once more with that string marked by one such character, or replaced
-by it; what differs is what came of it.
+tagged text without its tags equals the text, the tags give the place of each string. Second method, for strings that a
+template trims, splits or inspects: the text is rendered once more with that string marked by one such character, or
+replaced by it. The difference between the two texts is the string's place.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ Region = tuple[int, int]
 """Characters [start, stop) of a text."""
 
 _TAG, _TAG_CHARACTERS = "\ufdd0", 5
-"""A tag is this, one character for its kind, and the number of a leaf in four."""
+"""The first character of a tag. One for its kind and four for the number of a leaf follow."""
 _OPEN, _CLOSE, _MARK, _ZERO = "\ufdd1", "\ufdd2", "\ufdd9", 0xFDE0
 _NONCHARACTER = re.compile("[\ufdd0-\ufdef]")
 _MAX_LEAVES = 16**4
 
 _WORD = re.compile(r"[\w.\-]*", re.ASCII)
-"""Names, types and ids. Templates compare these with words of their own, so they are left alone where not asked for:
-no name of a special token is made of only such characters."""
+"""Names, types and ids. Templates compare these with words of their own, so they are changed only on request. No name
+of a special token is made of only such characters."""
 _MARKUP = re.compile(r"[<\[{]")
 _KNOWN_FIELDS = frozenset(
     ("role", "content", "reasoning_content", "thinking", "reasoning", "name", "tool_call_id", "tool_calls")
@@ -56,13 +56,13 @@ class Located(NamedTuple):
     text: str
     leaves: list[Leaf]
     regions: list[list[Region]]
-    """For each leaf: once, more than once, or not at all."""
+    """The regions of each leaf: one, several or none."""
     generation: list[Region] | None
-    """What `{% generation %}` blocks enclose; None if the template has no such blocks."""
+    """The regions inside `{% generation %}` blocks; None if the template has no such blocks."""
 
 
 Swap = Callable[[int, str, str, str], str]
-"""(turn, kind, role, text) -> what to give to the template in its place."""
+"""(turn, kind, role, text) -> the text that the template gets in its place."""
 Render = Callable[[dict[str, Any], bool], str]
 """(conversation, whether `{% generation %}` blocks are marked) -> text."""
 
@@ -72,12 +72,12 @@ def _keep(turn: int, kind: str, role: str, text: str) -> str:
 
 
 def plain_conversation(conversation: Mapping[str, Any]) -> dict[str, Any]:
-    """A conversation as templates see it: without weights, with reasoning under both names that templates know."""
+    """A conversation as templates get it: without weights, and with reasoning under both of its usual names."""
     return _mapped(conversation, _keep)
 
 
 def _mapped(conversation: Mapping[str, Any], swap: Swap) -> dict[str, Any]:
-    """A copy of a conversation, every leaf swapped, in an order that never changes."""
+    """A copy of a conversation with every leaf swapped, in a fixed order."""
     messages = [_mapped_message(turn, message, swap) for turn, message in enumerate(conversation["messages"])]
     tools = conversation.get("tools")
     return {"messages": messages, "tools": _mapped_strings(-1, "tools", "", tools, swap) if tools else None}
@@ -137,14 +137,14 @@ def _mapped_key(turn: int, kind: str, role: str, key: Any, swap: Swap) -> Any:
 
 
 def _may_be_markup(kind: str, text: str) -> bool:
-    """Whether the name of a special token may be in it. What templates do with other fields is not known: compare?"""
+    """Whether a leaf may hold the name of a special token. Other fields are left alone: templates may compare them."""
     return bool(_MARKUP.search(text)) if kind == "other" else not _WORD.fullmatch(text)
 
 
 def locate(conversation: Mapping[str, Any], render: Render, *, template: str, marks: bool) -> Located:
-    """Render a conversation and find every leaf.
+    """Render a conversation and locate every leaf.
 
-    Raises `ChatError` if the template changes a message so that its text cannot be told from the template's own.
+    Raises `ChatError` if the template changes a message so much that its text cannot be told from the template's own.
     """
     leaves: list[Leaf] = []
 
@@ -155,7 +155,7 @@ def locate(conversation: Mapping[str, Any], render: Render, *, template: str, ma
     plain = _mapped(conversation, collect)
     _refuse_noncharacters(leaves)
     text = render(plain, False)
-    # Of the conversation as it is: one with tags may take another branch, which prints the same and marks otherwise.
+    # Rendered without tags: tags may lead to another branch, with the same text and other marks.
     generation = _generation_of(plain, text, render, template) if marks else None
     untaggable = {n for n, leaf in enumerate(leaves) if _is_untaggable(conversation, leaf)}
     regions, unsure = _by_tags(conversation, text, leaves, untaggable, render)
@@ -167,7 +167,7 @@ def locate(conversation: Mapping[str, Any], render: Render, *, template: str, ma
 def _refuse_noncharacters(leaves: Iterable[Leaf]) -> None:
     for leaf in leaves:
         if leaf.text.isascii() or b"\xef\xb7" not in leaf.text.encode("utf-8", "surrogatepass"):
-            continue  # U+FDC0 to U+FDFF start with these bytes: much faster than to look at each character
+            continue  # U+FDC0 to U+FDFF start with these bytes: much faster than a test of each character
         if found := _NONCHARACTER.search(leaf.text):
             raise ChatError(
                 "noncharacters in the text",
@@ -178,18 +178,18 @@ def _refuse_noncharacters(leaves: Iterable[Leaf]) -> None:
 
 
 def _is_untaggable(conversation: Mapping[str, Any], leaf: Leaf) -> bool:
-    """Templates ask of a message with tool calls whether it has content too; a tag would be some."""
+    """Whether a tag may change the text. Templates test if a message with tool calls has content; a tag is some."""
     return not leaf.text and leaf.kind == "content" and bool(conversation["messages"][leaf.turn].get("tool_calls"))
 
 
 def _by_tags(
     conversation: Mapping[str, Any], text: str, leaves: Sequence[Leaf], untaggable: set[int], render: Render
 ) -> tuple[list[list[Region]], set[int]]:
-    """The first method: regions, and the leaves for which they are not known."""
-    # Leaves with markup are those that templates look into (<think>): a second try leaves them alone.
+    """The first method. Returns regions, and the leaves whose regions remain unknown."""
+    # Templates inspect leaves with markup (<think>): a second try leaves these untagged.
     marked_up = {n for n, leaf in enumerate(leaves) if _MARKUP.search(leaf.text)}
     for skipped in (untaggable, untaggable | marked_up) if marked_up else (untaggable,):
-        # Around all of a leaf first; then inside of its blanks, for templates that strip them.
+        # First around the whole leaf; then inside of its blanks, for templates that strip them.
         for is_inside in (False, True) if any(map(_has_blanks, leaves)) else (False,):
             found = _tagged(conversation, text, len(leaves), skipped, is_inside, render)
             if found is not None:
@@ -205,7 +205,7 @@ def _has_blanks(leaf: Leaf) -> bool:
 def _tagged(
     conversation: Mapping[str, Any], text: str, num_leaves: int, skipped: set[int], is_inside: bool, render: Render
 ) -> list[list[Region]] | None:
-    """The regions by one render with tags; None if the tags have changed the text."""
+    """The regions from one render with tags; None if the tags changed the text."""
     if num_leaves >= _MAX_LEAVES:
         return None
     number = -1
@@ -241,7 +241,7 @@ def _tagged(
 
 
 def _untagged(tagged: str) -> tuple[str, list[tuple[str, int]]]:
-    """A text without its tags, and where each tag was in it."""
+    """A text without its tags, and the place of each tag in it."""
     first, *others = tagged.split(_TAG)
     texts = [first, *(other[_TAG_CHARACTERS:] for other in others)]
     tags = [_TAG + other[:_TAG_CHARACTERS] for other in others]
@@ -256,7 +256,7 @@ def _tags(number: int) -> tuple[str, str]:
 
 @lru_cache(maxsize=4096)
 def _number(tag: str) -> int:
-    """The number of a leaf, from its tag; of anything else, some number."""
+    """The number of a leaf, from its tag. Other text gives an arbitrary number."""
     number = 0
     for digit in tag[2:]:
         number = number << 4 | (ord(digit) - _ZERO & 15)
@@ -288,7 +288,7 @@ def _generation_of(plain: dict[str, Any], text: str, render: Render, template: s
 def _by_difference(
     conversation: Mapping[str, Any], text: str, number: int, leaf: Leaf, render: Render, template: str
 ) -> list[Region]:
-    """The second method: what of the text comes of this leaf."""
+    """The second method: the region of the text that changes with this leaf."""
 
     def render_with(new: str) -> str:
         at = -1
@@ -300,8 +300,8 @@ def _by_difference(
 
         return render(_mapped(conversation, put), False)
 
-    # A template that only asks how a message starts, or what is in it, prints all of it: a mark at one end tells. One
-    # that strips blanks at the other end may print such blanks of its own there: then the mark would not tell.
+    # A template that only tests how a message starts, or its content, prints all of it: a mark at one end suffices.
+    # A template that strips blanks at the other end may print its own blanks there: then a mark does not suffice.
     for new, edge, other_end in (
         (leaf.text + _MARK, len(leaf.text), leaf.text[:1]),
         (_MARK + leaf.text, 0, leaf.text[-1:]),
@@ -332,7 +332,7 @@ def _by_difference(
 
 
 def region_between(text: str, other: str) -> Region:
-    """What of `text` is left between its longest common start and end with `other`.
+    """The region of `text` between its longest common start and end with `other`.
 
     >>> region_between("<a>hello</a>", "<a>?</a>")
     (3, 8)
@@ -344,7 +344,7 @@ def region_between(text: str, other: str) -> Region:
 
 
 def _longest(limit: int, holds: Callable[[int], bool]) -> int:
-    """The largest size up to `limit` for which it holds, where it holds for all smaller ones too."""
+    """The largest size up to `limit` for which the test holds. It must hold for all smaller sizes too."""
     low, high = 0, limit
     while low < high:
         middle = (low + high + 1) // 2
@@ -356,7 +356,7 @@ def _longest(limit: int, holds: Callable[[int], bool]) -> int:
 
 
 def _came_from(region: str, leaf: str) -> bool:
-    """Whether a region is a part of the leaf, as it is or as JSON writes it; blanks may differ."""
+    """Whether a region is a part of the leaf, as plain text or as JSON. Blanks may differ."""
     if region in leaf:
         return True
     squeezed = "".join(region.split())

@@ -29,7 +29,7 @@ Message = dict[str, Any]
 
 ROLES = {role: role for role in ("system", "developer", "user", "assistant", "tool")}
 MESSAGES_ROLES = {**ROLES, "function": "tool"}
-"""A "function" is what a tool was in OpenAI's first version."""
+"""OpenAI's first version called a tool a "function"."""
 _CALL = "function_call"
 """A turn of ShareGPT that is tool calls, written as JSON."""
 SHAREGPT_ROLES = {
@@ -40,9 +40,9 @@ SHAREGPT_ROLES = {
     **dict.fromkeys(("function_call", "tool_call"), _CALL),
 }
 LIKELY_ROLES = {**SHAREGPT_ROLES, **dict.fromkeys(("ai", "bot"), "assistant"), "ipython": "tool", "prompter": "user"}
-"""What an unknown role may mean: offered, not taken."""
+"""Roles that an error suggests for an unknown one. They are not assumed."""
 _WRITTEN_CALL = "<{[("
-"""A tool call that is part of the text has one of these, however a model writes it."""
+"""Marks of a tool call inside the text. Every model's way to write one has one of these."""
 _MAX_WEIGHT = 2.0**127
 """Weights are kept in 32 bits."""
 _MOST_MESSAGES = 2**15 - 1
@@ -51,33 +51,33 @@ _JSON_TYPES = (str, int, float, bool, list, tuple, dict)
 
 
 class Turns(NamedTuple):
-    """How the messages of a source are written."""
+    """The names of fields and roles in the messages of a source."""
 
     role: str
-    """The field that has the role."""
+    """The field of the role."""
     content: str
     roles: Mapping[str, str]
-    """A role as it is written -> what it is."""
+    """The role of each name."""
     format: str
     columns: Mapping[str, str]
-    """Those that have other names than the format gives them."""
+    """Fields whose names are not those of the format."""
 
     def as_settings(self, columns: Mapping[str, str], **more: Any) -> str:
-        """The parameters that would say all this, and that fields of a turn have other names, or more."""
+        """The parameters that would give these names, and further names for the fields of a turn."""
         given: dict[str, Any] = {"format": self.format}
         if self.columns or columns:
             given["columns"] = {**self.columns, **columns}
         return ", ".join(f"{name}={value!r}" for name, value in (given | more).items())
 
     def field(self, name: str) -> str:
-        """What the format calls the role or the content of a turn."""
+        """The format's name for the role or the content of a turn."""
         return {"role": "from", "content": "value"}[name] if self.format == "sharegpt" else name
 
 
 def read_turns(turns: Iterable[Any], how: Turns, messages: list[Message]) -> None:
     is_normal = (how.role, how.content) == ("role", "content")
     for item in turns:
-        # Nearly always, a message is a role and a text, and what else a table has is null.
+        # Nearly every message is a role and a text, and the other fields of a table are null.
         if type(item) is dict and (len(item) == 2 or list(item.values()).count(None) == len(item) - 2):
             role, content = item.get(how.role), item.get(how.content)
             known = how.roles.get(role, _CALL) if type(role) is str and type(content) is str else _CALL
@@ -89,7 +89,7 @@ def read_turns(turns: Iterable[Any], how: Turns, messages: list[Message]) -> Non
 
 
 def _message(item: Any, how: Turns, turn: int) -> Message:
-    """One message in the normal form, whatever it has."""
+    """One message in the normal form, with any fields."""
     if not isinstance(item, dict):
         raise ChatError("not a message", f"it is {what_is(item)}, not an object with a role", turn=turn)
     given = {name: value for name, value in item.items() if value is not None and isinstance(value, _JSON_TYPES)}
@@ -100,7 +100,7 @@ def _message(item: Any, how: Turns, turn: int) -> Message:
         if content is None:
             raise ChatError("missing content", f"a {item[how.role]} turn without {how.content!r}", turn=turn)
         role, calls, content = "assistant", content, None
-    elif isinstance(given.get("function_call"), dict):  # what tool calls were in OpenAI's first version
+    elif isinstance(given.get("function_call"), dict):  # the form of tool calls in OpenAI's first version
         calls = calls or [given.pop("function_call")]
     message: Message = {"role": role, "content": ""}
     if calls:
@@ -157,7 +157,7 @@ def _no_content(item: dict[str, Any], how: Turns, turn: int) -> ChatError:
 
 
 def text_of(content: Any, turn: int, where: str = "") -> str:
-    """Content as one string: it is one, or a list of parts that are text."""
+    """Content as one string, from a string or a list of text parts."""
     if isinstance(content, str):
         return content
     if isinstance(content, list | tuple):
@@ -227,7 +227,7 @@ def _call_of(call: Any, turn: int) -> dict[str, Any]:
 
 
 def tools_of(tools: Any) -> list[dict[str, Any]]:
-    """Tool definitions: a list of objects, or that as JSON."""
+    """Tool definitions, from a list of objects or from JSON of one."""
     if tools is None or tools == "":
         return []
     if isinstance(tools, str):
@@ -260,7 +260,7 @@ def _decoded(text: str, kind: str, what: str, turn: int | None) -> Any:
 
 
 def check_order(messages: list[Message]) -> None:
-    """What no template can mean. Two messages of one role in a row are left to the template."""
+    """Refuse an order that no template can mean. Two messages of one role in a row are left to the template."""
     if not messages:
         raise ChatError("empty conversation")
     if len(messages) > _MOST_MESSAGES:
@@ -287,7 +287,7 @@ def check_order(messages: list[Message]) -> None:
 
 
 def _check_result(message: Message, before: Message | None, turn: int) -> None:
-    """A tool message answers the last message that is none, which must have called."""
+    """Check that the last message before a tool message, apart from other tool messages, called a tool."""
     reason, remedy = "", "an assistant message with tool_calls before it"
     answers = message.get("tool_call_id")
     if before is None:

@@ -1,9 +1,9 @@
-"""Texts that a template may print but not look into: a render with them shows that its words do not depend on contents.
+"""Texts that a template may print but not inspect. A render with them proves that its words do not depend on contents.
 
-A template is rendered once with such texts as contents. It may print them, put them together with other text, strip
-blanks, keep them in variables and ask for their type. Everything else raises `LookedInside`: comparing, splitting,
-counting, passing them to a filter. Where nothing is raised, every conversation with the same roles takes the same way
-through the template. Contents are never empty here, and have no blanks around them.
+A template is rendered once with such texts as contents. It may print them, join them with other text, strip blanks,
+keep them in variables and test their type. Everything else raises `LookedInside`: comparing, splitting, counting,
+passing them to a filter. If nothing is raised, every conversation with the same roles takes the same path through the
+template. Contents are never empty here, and have no blanks around them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _BY_ROLE = ("selectattr", "rejectattr")
 
 
 class LookedInside(Exception):
-    """The template looks at what was said, or may."""
+    """The template inspects the content of a message, or may."""
 
 
 def _refuse(*args: Any, **kwargs: Any) -> Any:
@@ -38,7 +38,7 @@ def _refuse(*args: Any, **kwargs: Any) -> Any:
 
 
 class OpaqueText(str):
-    """A text that can be put together with others, and nothing else. What Jinja's own code needs still works."""
+    """A text that can be joined with others, and nothing else. The operations of Jinja's own code still work."""
 
     __slots__ = ()
 
@@ -76,7 +76,7 @@ def _together(text: str, parts: Iterable[Any]) -> str:
 
 
 class _OpaqueEnvironment(TemplateEnvironment):
-    """The sandbox, where opaque texts stay opaque. Functions written in C would not ask: none of them gets one."""
+    """The sandbox, in which opaque texts stay opaque. No function written in C gets one, because C could read it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -149,5 +149,5 @@ class _OpaqueEnvironment(TemplateEnvironment):
 
 
 def compile_for_opaque(source: str, name: str) -> CompiledTemplate:
-    """The template, for renders with opaque texts."""
+    """Compile the template for renders with opaque texts."""
     return CompiledTemplate(source, name, _OpaqueEnvironment())

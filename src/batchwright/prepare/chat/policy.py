@@ -1,11 +1,11 @@
-"""Loss policies: which tokens of a conversation are trained, as a lookup over its spans. Any store takes any policy.
+"""Loss policies: the trained tokens of a conversation, as a lookup over its spans. Any store takes any policy.
 
-"assistant"                 what assistants say, and that they stop (default)
+"assistant"                 the words of assistants, and their end of turn (default)
 "last"                      the last assistant turn alone
 "all"                       every token, the template's too
-"user+assistant"            what these roles say, and that they stop
+"user+assistant"            the words of these roles, and their end of turn
 
-A message that says itself whether it is to be learned ("weight" or "train") is heard under every policy but "all".
+A message's own "weight" or "train" counts under every policy but "all".
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ASSISTANT = ROLES.index("assistant")
 
 @dataclass(frozen=True, slots=True)
 class LossPolicy:
-    """See the module. `str` of it is how a plan keeps it, and `parse` reads that."""
+    """A loss policy. A plan keeps its `str`, which `parse` reads."""
 
     roles: tuple[str, ...] = ("assistant",)
     last_only: bool = False
@@ -37,7 +37,7 @@ class LossPolicy:
 
     @classmethod
     def of(cls, loss: str | Sequence[str], end_of_turn: bool = True) -> LossPolicy:
-        """What a user asks for."""
+        """The policy of a user's setting."""
         if loss == "all":
             return cls((), everything=True)
         if loss == "last":
@@ -80,7 +80,7 @@ class LossPolicy:
 
 
 def _is_last_turn(starts: NDArray[np.integer], spans: dict[str, NDArray[Any]]) -> NDArray[np.bool_]:
-    """Whether a span is of the last assistant turn of its document (of its side, in a pair)."""
+    """Whether a span belongs to the last assistant turn of its document, or of its side in a pair."""
     number = np.repeat(np.arange(len(starts) - 1), np.diff(starts)) * 2 + spans["side"]
     is_mine = spans["role"] == _ASSISTANT
     last = np.full(2 * (len(starts) - 1), -1, np.int64)

@@ -1,10 +1,10 @@
-"""Chat templates: the text of a conversation, with spans that say what every character is.
+"""Chat templates: the text of a conversation, with spans for the role and part of every character.
 
     template = find_template("chatml", tokenizer)
     template.render(conversation)        the text, as transformers' apply_chat_template gives it
     template.rendered(conversation)      the text, with spans
 
-Masks come from unmodified templates: nothing needs to be marked in them.
+Masks come from unmodified templates. No marks are needed in them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from batchwright.prepare.tokenizers import WELL_KNOWN_EOS
 __all__ = ["ChatTemplate", "find_template"]
 
 _RULES_VERSION = 1
-"""Rules by which texts and spans are made. A new number makes bakes with the old ones another dataset."""
+"""The version of the rules for texts and spans. A new number makes a new dataset."""
 
 _WELL_KNOWN = {
     "bos_token": ("<s>", "<|begin_of_text|>", "<bos>", "<|startoftext|>", "<｜begin▁of▁sentence｜>"),
@@ -46,12 +46,12 @@ _ASKED, _ANSWER, _ASKED_AGAIN = "\ufdd6", "\ufdd7", "\ufdd8"
 
 
 class _Calls(NamedTuple):
-    """How tool calls are given to a template."""
+    """The form in which a template gets tool calls."""
 
     content: str | None
-    """Of a message that has no other: some templates print calls only where content is null, as APIs give it."""
+    """The content of a message without any. Some templates print calls only if content is null, as in APIs."""
     json: bool
-    """Whether arguments are one JSON string; most templates take an object."""
+    """Whether arguments are one JSON string. Most templates take an object."""
 
 
 _WAYS_TO_CALL = (_Calls("", False), _Calls(None, False), _Calls("", True), _Calls(None, True))
@@ -59,16 +59,16 @@ _WAYS_TO_CALL = (_Calls("", False), _Calls(None, False), _Calls("", True), _Call
 
 @dataclass(frozen=True)
 class ChatTemplate:
-    """A chat template with all that it sees besides conversations. A value: equal fingerprints, equal texts."""
+    """A chat template with all its inputs besides conversations. A value: equal fingerprints give equal texts."""
 
     name: str
     source: str
     special_tokens: dict[str, str] = field(default_factory=dict, hash=False)
-    """As the template sees them: bos_token, eos_token, pad_token, ..."""
+    """By their names in the template: bos_token, eos_token, pad_token, ..."""
     args: dict[str, Any] = field(default_factory=dict, hash=False)
     """Further variables for the template, such as enable_thinking=False. `strftime_now='2025-01-31'` is the day that a
-    template gets when it asks for today's: without it, one that must have a date is refused, and one that has a date of
-    its own to fall back on uses that."""
+    template gets as today. Without it, a template that needs a date is refused, and a template with a default date uses
+    that."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in ("name", "source", "special_tokens", "args")}
@@ -84,11 +84,11 @@ class ChatTemplate:
         return self._render(plain_conversation(self._fitted(conversation)), False, add_generation_prompt)
 
     def rendered(self, conversation: Mapping[str, Any]) -> Rendered:
-        """The text of a conversation, with the spans that tile it, and what was said.
+        """The text of a conversation, with the spans that tile it, and the regions that come from messages.
 
         Raises `ChatError` if the template refuses the conversation, or drops, reorders or changes a message.
         """
-        # What generation marks say is not in the text, so it cannot be told from the text that they say the same.
+        # The text does not show generation marks, so equal texts may have different marks.
         render = self._rendered_in_full if self._compiled.has_generation else self._cache.rendered
         found = render(conversation)
         if not found.text.isascii():
@@ -104,7 +104,7 @@ class ChatTemplate:
         return compile_for_opaque(self.source, self.name)
 
     def _prints_only(self, conversation: Mapping[str, Any]) -> bool:
-        """Whether this template prints the contents of messages without looking into them."""
+        """Whether this template prints the contents of messages without inspecting them."""
         messages = [{**message, "content": OpaqueText(message["content"])} for message in conversation["messages"]]
         variables = self._variables(plain_conversation({**conversation, "messages": messages}), False)
         try:
@@ -128,7 +128,7 @@ class ChatTemplate:
 
     @property
     def end_of_turn(self) -> str | None:
-        """What ends an assistant's turn, such as "<|im_end|>"; None if nothing does that looks like a token."""
+        """The marker that ends an assistant's turn, such as "<|im_end|>"; None without one that looks like a token."""
         return next(iter(self._markers.ends), None)
 
     @cached_property
@@ -147,16 +147,16 @@ class ChatTemplate:
         return {**fixed, **conversation, "add_generation_prompt": add_generation_prompt}
 
     def _fitted(self, conversation: Mapping[str, Any]) -> Mapping[str, Any]:
-        """A conversation with the arguments of tool calls as this template takes them."""
+        """A conversation with the arguments of tool calls in the form that this template takes."""
         messages = conversation["messages"]
         if not any(message.get("tool_calls") for message in messages) or not self._calls_as.json:
             return conversation
         return {**conversation, "messages": [_with_json_arguments(message) for message in messages]}
 
-    # What is found out by rendering conversations made for it
+    # Facts of the template, found by rendering made-up conversations
 
     def _try(self, *messages: dict[str, Any], prompt: bool = False) -> str | None:
-        """The text of made-up messages, with a system message if it must have one; None if refused."""
+        """The text of made-up messages, with a system message if the template needs one; None if refused."""
         system = {"role": "system", "content": "system"}
         for said in (messages, (system, *messages)):
             try:
@@ -177,9 +177,9 @@ class ChatTemplate:
         behind = prompted.partition(_ASKED)[2]
         if prompted.startswith(alone) and prompted != alone:
             prompt = prompted[len(alone) :]
-        elif behind and behind == after and not ends:  # what ends any turn, though it looks like no token
+        elif behind and behind == after and not ends:  # the end of any turn, though it looks like no token
             prompt, header = "", header.removeprefix(behind)
-        else:  # always or never there: what stands behind the user's turn
+        else:  # always or never there: the text after the user's turn
             prompt = _behind_ends(behind, ends)
         if not prompt.strip():
             prompt = header
@@ -187,23 +187,23 @@ class ChatTemplate:
         return Markers(tuple(ends), prompt, lead, self.special_tokens.get("bos_token", ""))
 
     def _find_ends(self, first_header: str, after: str, between: str) -> list[str]:
-        """End-of-turn markers, from what follows the last answer, and what stands between an answer and a question."""
+        """End-of-turn markers, from the text after the last answer and the text between an answer and a question."""
         last, (first, *others) = self._ends_in(after)[:1], [*self._ends_in(between), ""]
         if last and first != last[0] and len(others) > 1:
             return [*last, first]  # some end the last turn with another; one marker alone is a header
-        if not last and not after.strip() and first not in first_header:  # others do not end it; this is no header
+        if not last and not after.strip() and first not in first_header:  # others do not end it; this is not a header
             return [first] if len(others) > 1 or first == self.special_tokens.get("eos_token") else []
         return last
 
     def _ends_in(self, after: str) -> list[str]:
-        """What looks like a token in the text after an answer, if it starts with one."""
+        """The token-like words in the text after an answer, if the text starts with one."""
         eos = self.special_tokens.get("eos_token")
         found = re.compile(f"{re.escape(eos)}|{_SPECIAL.pattern}") if eos else _SPECIAL
         return found.findall(after) if found.match(after.lstrip()) else []
 
     @cached_property
     def _calls_as(self) -> _Calls:
-        """How a message with nothing but tool calls must be given, so that they are printed."""
+        """Find the form in which the template prints tool calls of a message without content."""
         for calls in _WAYS_TO_CALL:
             arguments = f'{{"x": "{_ASKED}"}}' if calls.json else {"x": _ASKED}
             call = {"type": "function", "id": "123456789", "function": {"name": _ANSWER, "arguments": arguments}}
@@ -247,7 +247,7 @@ def _with_json_arguments(message: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _behind_ends(text: str, ends: list[str]) -> str:
-    """What follows the first end-of-turn marker in a text; all of it if there is none."""
+    """The text after the first end-of-turn marker; all of the text if there is none."""
     for end in ends:
         if end in text:
             return text.partition(end)[2]
@@ -257,9 +257,9 @@ def _behind_ends(text: str, ends: list[str]) -> str:
 def find_template(
     template: str | os.PathLike[str] | None, tokenizer: Any, *, args: Mapping[str, Any] | None = None
 ) -> ChatTemplate:
-    """A chat template: a built-in name, Jinja, the path of a .jinja file, or None for the tokenizer's own.
+    """Find a chat template by a built-in name, Jinja, the path of a .jinja file, or None for the tokenizer's own.
 
-    A tokenizer may have several templates of its own: "default" is taken, and any other by its name.
+    If a tokenizer has several templates, None takes "default", and a name takes any other.
     """
     config = getattr(tokenizer, "config", None) or {}
     tokens, own = _special_tokens(config), _own_templates(config)
@@ -283,7 +283,7 @@ def find_template(
                 remedy=f"one of {', '.join(BUILT_IN)}; a Jinja string; the path of a .jinja file",
             )
     found = ChatTemplate(name, source, tokens, dict(args or {}))
-    _ = found._compiled  # says now, not at the first row, that it is not valid
+    _ = found._compiled  # raises now, not at the first row, if it is not valid
     return found
 
 

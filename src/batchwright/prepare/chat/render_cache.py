@@ -1,9 +1,9 @@
-"""Conversations with the same roles, rendered from one that was rendered before.
+"""Conversations rendered from an earlier one with the same roles.
 
-For messages with the same roles, most templates write the same words around the contents. These words, and the spans
-among them, are kept: the next such conversation is put together from them. Where the template does not look into
-contents (opaque.py), that is its text; of others the text is rendered, once and without tags, and must be equal.
-Whatever is not as expected is rendered in full.
+For messages with the same roles, most templates write the same words around the contents. These words and their spans
+are cached, and the next such conversation is put together from them. If the template does not inspect contents
+(opaque.py), the result is its text. Otherwise the text is rendered once, without tags, and must be equal to the result.
+If anything differs, the conversation is rendered in full.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ _NONCHARACTER = re.compile("[\ufdd0-\ufdef]")
 
 @dataclass(slots=True)
 class _Frame:
-    """What a template writes around contents."""
+    """The words that a template writes around contents."""
 
     words: tuple[str, ...]
     """Before, between and after the contents."""
     spans: tuple[tuple[int, int, int, int, TextSpan], ...]
-    """(start, contents before it, stop, contents before that, the span it was): places count words alone."""
+    """(start, contents before start, stop, contents before stop, original span). Places count these words alone."""
     fits_all: bool | None = None
-    """Whether the template writes this around any contents; None before it is known."""
+    """Whether the template writes these words around any contents; None before it is known."""
 
 
 class RenderCache:
     """Frames by the roles of a conversation.
 
     `render_in_full` gives text and spans, `render_text` the text alone; `prints_only` tells whether the template prints
-    the contents of a conversation without looking into them.
+    the contents of a conversation without inspecting them.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class RenderCache:
 
 
 def _roles(conversation: Mapping[str, Any]) -> tuple[Any, ...] | None:
-    """What decides on the frame of a conversation; None where contents may: blanks around them, or other fields."""
+    """The key of a conversation's frame; None if contents (blanks around them, other fields) may change the frame."""
     roles: list[Any] = []
     for name, value in conversation.items():
         if name != "messages":
@@ -92,7 +92,7 @@ def _roles(conversation: Mapping[str, Any]) -> tuple[Any, ...] | None:
 
 
 def _frame_of(rendered: Rendered, contents: Sequence[str]) -> _Frame | None:
-    """None where each content is not there once, by itself, as it is."""
+    """The frame of a rendered conversation; None unless each content occurs once, separate and unchanged."""
     text, said = rendered.text, rendered.said
     if [text[start:stop] for start, stop in said] != list(contents):
         return None

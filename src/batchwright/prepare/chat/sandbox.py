@@ -1,9 +1,9 @@
-"""The sandbox for chat templates, which come from strangers: Jinja as transformers sets it up, with limits on work.
+"""The sandbox for chat templates, which are untrusted code: Jinja as in transformers, with limits on work.
 
-There are two limits. Every round of a loop and every call looks at the CPU clock: a template without end becomes
-an error, without signals, threads or another process. And whatever may make much text, or go through nested lists, asks
-before it does. No text depends on the time or on chance: the same template and conversation give the same one on every
-day, or the error that a limit was met.
+There are two limits. Every round of a loop and every call checks the CPU clock: an endless template becomes an error,
+without signals, threads or another process. And every operation that may make much text, or go through nested lists,
+checks its size first. No text depends on the time or on chance: the same template and conversation give the same text
+on every day, or the error that a limit was reached.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ __all__ = [
 ]
 
 MAX_SECONDS = 0.5
-"""CPU time of one render, beyond what a long conversation may take. Real templates take a thousandth of it."""
+"""CPU time of one render, on top of the time for a long conversation. Real templates take a thousandth of it."""
 MAX_CHARACTERS = 16_000_000
-"""Characters of one text that a template makes, beyond what the conversation brought (eight times over)."""
+"""Characters of one text that a template makes, on top of eight times those of the conversation."""
 MAX_MADE = 16 * MAX_CHARACTERS
-"""Characters of all texts that one render makes on its way."""
+"""Characters of all texts that one render makes, intermediate ones included."""
 MAX_ITEMS = 200_000
 """Items inside one list or mapping that is printed, compared or passed on."""
 MAX_INTEGER = 1_000_000
-"""Integers as arguments: what pads, repeats or indents by more is not a chat template."""
+"""The largest integer argument. No chat template pads, repeats or indents by more."""
 MAX_BITS = 4096
 
 GENERATION_OPEN, GENERATION_CLOSE = "\ufdd0\ufdd4\ufde0\ufde0\ufde0\ufde0", "\ufdd0\ufdd5\ufde0\ufde0\ufde0\ufde0"
-"""Where `{% generation %}` blocks start and stop, in renders that ask for it."""
+"""Marks of the start and stop of `{% generation %}` blocks, in renders that ask for them."""
 
 _MULTIPLIES = {
     *("replace", "join", "format", "format_map", "%", "expandtabs", "translate", "indent", "tojson", "batch", "slice"),
@@ -58,18 +58,18 @@ _MULTIPLIES = {
 }
 """Filters, methods and operators whose result may be as long as two of their arguments multiplied."""
 _TICKS = 16
-"""Rounds and calls between two looks at the clock."""
+"""Rounds and calls between two checks of the clock."""
 _CONTAINERS = (dict, list, tuple, set, frozenset, jinja2.utils.Namespace)
 # Names of filters that no template can write
 _ROUNDS, _JOINED, _MARK, _SIZED = "\0rounds", "\0joined", "\0mark", "\0sized"
 
 
 class _Limit(Exception):
-    """A template that asks for too much work."""
+    """The error for a template that needs too much work."""
 
 
 class _Budget:
-    """The work that one render may do. Of threads that share a template, the last one to begin is timed."""
+    """The work that one render may do. If threads share a template, the last one to begin is timed."""
 
     def __init__(self) -> None:
         self.start(0, 0)
@@ -89,13 +89,13 @@ class _Budget:
             raise _Limit(f"it takes more than {self.max_seconds:.1f} s of CPU time: a loop or recursion without end")
 
     def make(self, num_characters: int) -> None:
-        """Asked before any text or list is made that may be large."""
+        """Check the size of a text or list before it is made."""
         self.made += num_characters
         if num_characters > self.max_characters or self.made > self.max_made:
             raise _Limit(f"it makes texts of more than {self.max_characters:,} characters")
 
     def size(self, value: Any) -> int:
-        """About the number of characters that a value has when printed."""
+        """The approximate number of characters of a value when printed."""
         if isinstance(value, str | bytes):
             return len(value)
         if not isinstance(value, _CONTAINERS):
@@ -121,7 +121,7 @@ class _Budget:
 
 
 class TemplateEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """Jinja's immutable sandbox, whose operators, calls and filters keep to a budget."""
+    """Jinja's immutable sandbox, with a budget for operators, calls and filters."""
 
     intercepted_binops = frozenset({"*", "**", "%", "+"})
 
@@ -134,9 +134,9 @@ class TemplateEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         )
         self.budget: _Budget = _Budget()
         self.concat = self._concat  # type: ignore[method-assign]
-        for chance in ("random", "pprint"):  # one is not reproducible, the other takes minutes for nested lists
+        for chance in ("random", "pprint"):  # the first is not reproducible; the second takes minutes for nested lists
             del self.filters[chance]
-        del self.globals["lipsum"]  # chance again
+        del self.globals["lipsum"]  # not reproducible either
         self.filters["tojson"] = _tojson
         self.filters = {name: self._counted(name, function) for name, function in self.filters.items()}
         self.filters |= {_ROUNDS: self._rounds, _JOINED: self._joined, _SIZED: self._sized, _MARK: _mark}
@@ -149,7 +149,7 @@ class TemplateEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return tree
 
     def unsafe_undefined(self, obj: Any, attribute: str) -> Any:
-        # Jinja would print nothing for `{{ ''.__class__ }}`: who tries, should hear it.
+        # Jinja would print nothing for `{{ ''.__class__ }}`. An attempt should be an error.
         raise SecurityError(f"{attribute!r} of a {type(obj).__name__}")
 
     def _concat(self, parts: Iterable[str]) -> str:
@@ -177,7 +177,7 @@ class TemplateEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return "".join(map(str, parts))
 
     def _sized(self, value: Any) -> Any:
-        """What is compared or hashed: lists that have each other inside many times over would take for ever."""
+        """Check the size of a value that is compared or hashed. Lists nested many times would take forever."""
         self.budget.size(value)
         return value
 
@@ -207,7 +207,7 @@ class TemplateEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return result
 
     def _allow_call(self, function: Any, args: list[Any], more: list[Any]) -> list[Any]:
-        """Check a call, and give its arguments."""
+        """Check a call. Returns its arguments."""
         name = getattr(function, "__name__", "")
         value = getattr(function, "__self__", None)
         if isinstance(function, types.FunctionType) and hasattr(function, "__wrapped__"):  # a sandboxed str.format
@@ -266,7 +266,7 @@ def own_values(kwargs: Mapping[str, Any]) -> list[Any]:
 
 
 def _formatted_size(form: str | bytes, name: str, biggest: int) -> int:
-    """The most characters that a format can give: fields of at most `biggest`, and widths."""
+    """The largest number of characters that a format can give, with fields of at most `biggest`, and widths."""
     text = form if isinstance(form, str) else form.decode("latin-1")
     widths = [int(width) for width in re.findall(r"\d{4,19}", text)]
     if max(widths, default=0) > MAX_INTEGER:
@@ -275,7 +275,7 @@ def _formatted_size(form: str | bytes, name: str, biggest: int) -> int:
 
 
 def _check_bits(operator: str, left: Any, right: Any) -> None:
-    """Keep numbers short: one with millions of digits takes minutes."""
+    """Refuse long numbers: one with millions of digits takes minutes."""
     if operator in ("*", "**") and isinstance(left, int) and isinstance(right, int):
         bits = left.bit_length() * right if operator == "**" else left.bit_length() + right.bit_length()
         if bits > MAX_BITS:
@@ -288,7 +288,7 @@ def _mark(context: Any, mark: str) -> str:
 
 
 def _put_counters(node: nodes.Node) -> None:
-    """Count the rounds of every loop; let `~` ask before it makes a text, and `==` before it goes through lists."""
+    """Count the rounds of every loop. Check sizes before `~` makes a text and before `==` goes through lists."""
     for name, value in node.iter_fields():
         if isinstance(value, list):
             for at, child in enumerate(value):
@@ -308,7 +308,7 @@ def _put_counters(node: nodes.Node) -> None:
 
 
 def _put_sizes(node: nodes.Compare) -> None:
-    """Comparing with a constant is quick, whatever it is that is compared; but `x in "words"` looks into x."""
+    """Add size checks to comparisons. Comparing with a constant is quick for any value, but `x in "words"` reads x."""
     has_constant = any(isinstance(side, nodes.Const) for side in (node.expr, *(operand.expr for operand in node.ops)))
     is_search = node.ops[0].op in ("in", "notin")
     if not has_constant or (is_search and not isinstance(node.expr, nodes.Const)):
@@ -327,7 +327,7 @@ def _filtered(node: nodes.Node, name: str, *args: nodes.Expr) -> nodes.Filter:
 
 
 class _Generation(jinja2.ext.Extension):
-    """`{% generation %}...{% endgeneration %}`: what the template's author says that the model must learn."""
+    """`{% generation %}...{% endgeneration %}`: the text that the model must learn, by the template's author."""
 
     tags = {"generation"}  # noqa: RUF012  (Jinja's own way)
 
@@ -355,7 +355,7 @@ def _dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
 
 
 class _Refused(Exception):
-    """What a template said with `raise_exception`."""
+    """The error that a template raised with `raise_exception`."""
 
 
 def _raise_exception(message: object = "") -> None:
@@ -365,12 +365,12 @@ def _raise_exception(message: object = "") -> None:
 def _tojson(
     value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
-    # Jinja's own escapes for HTML, which no model has seen.
+    # Jinja's own `tojson` escapes for HTML, which no model has seen.
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _fixed_date(name: str, date: object) -> Callable[[str], str]:
-    """What `strftime_now` is: a day that the user chose. Today's would make another text of the same data tomorrow."""
+    """The function `strftime_now` for a day that the user chose. Today's date would change the text every day."""
     try:
         day = datetime.datetime.fromisoformat(str(date))
     except ValueError:
@@ -381,7 +381,7 @@ def _fixed_date(name: str, date: object) -> Callable[[str], str]:
 
 
 _FAILURES = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, AssertionError)
-"""What Python raises where a template asks for what a conversation does not have."""
+"""Python's errors for a template that needs something that a conversation does not have."""
 
 
 class CompiledTemplate:
@@ -411,7 +411,7 @@ class CompiledTemplate:
         )
 
     def render(self, variables: Mapping[str, Any], *, num_characters: int = 0, marks: bool = False) -> str:
-        """The text. `num_characters` is how much the conversation itself brought: limits grow with it."""
+        """The text. `num_characters` is the number of characters of the conversation: limits grow with it."""
         environment, template = self._environment, self._template
         num_messages = len(variables.get("messages", ()))
         environment.budget.start(num_messages, num_characters)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["Chat", "Prepared", "chat"]
 
 CHAT_VERSION = 1
-"""Part of every chat step's name: a release that renders or marks otherwise takes another."""
+"""Part of every chat step's name. A release that renders or marks differently takes another number."""
 
 
 def chat(
@@ -48,10 +48,10 @@ def chat(
     chat("tokenizer.json", "chatml")                a built-in one: chatml llama-3 mistral gemma zephyr qwen plain
     chat(tokenizer, "{% for m in messages %}...")   any Jinja template, in a sandbox
 
-    `format` is "messages", "sharegpt", "alpaca", "prompt_completion" or "preference"; if not given, the first row
-    tells, and all must have it. `columns` and `roles` rename what a row has. `template_args` are variables for the
-    `template`. `vocab_size` is for a tokenizer that is a function. `keep_newest` drops the oldest turns of
-    conversations with more tokens than this, until they fit.
+    `format` is "messages", "sharegpt", "alpaca", "prompt_completion" or "preference". If it is not given, it is
+    detected from the first row, and all rows must have it. `columns` and `roles` rename the columns and roles of rows.
+    `template_args` are variables for the `template`. `vocab_size` is for a tokenizer that is a function. `keep_newest`
+    drops the oldest turns of conversations with more tokens than this, until they fit.
     """
     from batchwright.prepare.chat.render import find_template  # Jinja, which plain text does not need
 
@@ -72,7 +72,7 @@ def chat(
 
 
 def _checked_args(args: Any) -> dict[str, Any]:
-    """Variables for a template that it can have: they name the dataset, so JSON must have a word for them."""
+    """The variables for a template, checked. They are part of the dataset's name, so they must be valid JSON."""
     if not isinstance(args, Mapping) or not all(isinstance(name, str) for name in args):
         raise SpecError(
             f"template_args={args!r} is not a mapping of names", parameter="template_args", remedy="{'name': value}"
@@ -96,25 +96,25 @@ def _checked_args(args: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A conversation (or the two of a preference pair) that was rendered, and is not encoded yet."""
+    """A conversation, or the two of a preference pair, rendered and not yet encoded."""
 
     conversations: tuple[dict[str, Any], ...]
     sides: tuple[Rendered, ...]
 
     @property
     def text(self) -> str:
-        """What a holdout and a hash see of it."""
+        """The text for holdouts and hashes."""
         return "\0".join(side.text for side in self.sides)
 
 
 @dataclass(frozen=True)
 class Chat:
-    """See `chat`. Has what a bake asks of a tokenize step."""
+    """The step that `chat` returns. Has the interface of a tokenize step."""
 
     tokenizer: Any
     template: ChatTemplate
     layout: Layout | None
-    """None: the first row of a source tells."""
+    """None: detected from the first row of a source."""
     keep_newest: int | None = None
 
     needs_fit = False
@@ -148,7 +148,7 @@ class Chat:
         return getattr(self.tokenizer, "encoder", None)
 
     def info(self) -> dict[str, Any]:
-        """What a store's manifest says of its tokenizer, and of its template."""
+        """The entries of the tokenizer and the template in a store's manifest."""
         return {
             "name": self.tokenizer.name,
             "kind": self.tokenizer.kind,
@@ -168,7 +168,7 @@ class Chat:
         }
 
     def prepare(self, row: Mapping[str, Any]) -> Prepared:
-        """A row's conversation, rendered; ChatError says why there is none."""
+        """Render a row's conversation. A ChatError has the reason if there is none."""
         if self.layout is None:
             raise SpecError("this chat step does not know its format yet", parameter="format", remedy="format=")
         found = self.layout.normalise(row)
@@ -176,9 +176,9 @@ class Chat:
         return Prepared(conversations, tuple(map(self.template.rendered, conversations)))
 
     def encode(self, prepared: Sequence[Prepared]) -> list[Encoded]:
-        """The tokens and spans of each; a pair's two sides are one document, chosen first.
+        """The tokens and spans of each conversation. The two sides of a pair are one document, chosen first.
 
-        A TokenizerError says by `number` which one it is about.
+        The `number` of a TokenizerError is that of the conversation.
         """
         sides = [side for one in prepared for side in one.sides]
         try:
@@ -198,10 +198,10 @@ class Chat:
         return found
 
     def _newest(self, conversations: Sequence[dict[str, Any]], whole: list[Encoded]) -> list[Encoded]:
-        """A conversation without its oldest turns: as many of the newest as fit, from a user's message on.
+        """A conversation without its oldest turns. The newest turns that fit stay, from a user's message on.
 
-        System messages stay. The two of a pair lose the same turns, which both have: what was asked stays the same.
-        Where not even the last exchange fits, it stays as it is, and is too long.
+        System messages stay. The two sides of a pair lose the same shared turns, so their prompt stays the same. A last
+        exchange that does not fit stays unchanged, and is too long.
         """
         assert self.keep_newest is not None
         always = ("system", "developer")
@@ -218,7 +218,7 @@ class Chat:
             ]
             try:
                 encoded = self._encoder.encode([self.template.rendered(one) for one in shorter])
-            except ChatError:  # a template may not take what is left
+            except ChatError:  # a template may refuse the rest
                 continue
             if all(len(side.tokens) <= self.keep_newest for side in encoded):
                 return encoded

@@ -1,9 +1,9 @@
 """The built-in chat templates, in ordinary Jinja. They are treated like a user's own.
 
-Their texts are those that the models' own templates give. Where these refuse a conversation (gemma: a system message),
-so do they here. One difference: `mistral` writes the system message before the first user message. Mistral 7B v0.3's
-own template writes it before the last one, if nothing follows, and leaves it out of every conversation that has an
-answer, so it cannot be learnt from.
+They give the same texts as the models' own templates. They refuse the same conversations (gemma: a system message).
+One difference: `mistral` writes the system message before the first user message. Mistral 7B v0.3's own template writes
+it before the last user message, if nothing follows, and leaves it out of every conversation that has an answer, so a
+model cannot learn from it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["BUILT_IN", "BuiltIn"]
 class BuiltIn(NamedTuple):
     source: str
     tokens: dict[str, str]
-    """Special tokens that it uses, where the tokenizer does not say its own."""
+    """The template's special tokens, for a tokenizer that does not name its own."""
 
 
 _CHATML = """\
@@ -175,4 +175,4 @@ BUILT_IN = {
     "qwen": BuiltIn(_QWEN, {}),
     "zephyr": BuiltIn(_ZEPHYR, {"eos_token": "</s>"}),
 }
-"""By name. `plain` ends an answer with the tokenizer's end of text, if it has one."""
+"""The templates by name. `plain` ends an answer with the tokenizer's end of text, if it has one."""

@@ -1,12 +1,12 @@
 """Spans that tile a rendered text, made from the places of its messages.
 
-An assistant's TEXT starts where the generation prompt ends, and stops where its last string does (with tool calls:
-where the end-of-turn marker begins). `{% generation %}` blocks, where a template has them, are taken at their word.
+An assistant's TEXT starts at the end of the generation prompt, and stops at the end of its last string, or with tool
+calls at the end-of-turn marker. If a template has `{% generation %}` blocks, they decide instead.
 
-Text of the template between two messages goes to one of them, so that turns can be cut out whole: through the
-end-of-turn marker and the blanks after it to the message before, the rest to the message after. What stands before
-the header of the first message (the start token, a default system message) or after the last turn belongs to none: its
-turn is -1 and its role 0.
+Template text between two messages belongs to one of them, so that turns can be cut out whole. The end-of-turn marker
+and the blanks after it belong to the message before, and the rest to the message after. Text before the header of the
+first message (the start token, a default system message) and after the last turn belongs to no message: its turn is -1
+and its role 0.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ _FOR_CALLS = "a template that writes tool calls: the tokenizer's own, 'qwen' or 
 
 
 class Markers(NamedTuple):
-    """What a template writes around turns."""
+    """The texts that a template writes around turns."""
 
     ends: tuple[str, ...]
     """End-of-turn markers."""
     prompt: str
-    """What makes the model answer, such as "<|im_start|>assistant\\n"; of a template without one, the header of an
+    """The generation prompt, such as "<|im_start|>assistant\\n"; for a template without one, the header of an
     answer."""
     lead: str
-    """What stands between the prompt and the content of an answer, and so must be generated: " " in mistral."""
+    """The text between the prompt and the content of an answer, which must be generated: " " in mistral."""
     bos: str
 
 
 Prefix = Callable[[int, bool], str | None]
-"""(n, whether an answer is asked for) -> the text of the first n messages, asked or not; None where it is refused."""
+"""(n, add_generation_prompt) -> the text of the first n messages, with or without the prompt; None if refused."""
 
 
 class _Turn(NamedTuple):
@@ -51,7 +51,7 @@ class _Turn(NamedTuple):
     start: int
     stop: int
     end: int
-    """Where its end-of-turn marker stops; `stop` if it has none."""
+    """The stop of its end-of-turn marker; `stop` without one."""
 
 
 def role_number(role: str, turn: int | None = None) -> int:
@@ -92,7 +92,7 @@ def find_turns(located: Located, messages: Sequence[Mapping[str, Any]], markers:
 
 
 def _without(text: str, said: Sequence[Region]) -> str:
-    """A text of the same length without what was said: a marker written in a message is not one."""
+    """The text with the words of messages blanked out, at the same length: a marker in a message does not count."""
     pieces, at = [], 0
     for start, stop in said:
         pieces += [text[at:start], "\0" * (stop - start)]
@@ -101,7 +101,7 @@ def _without(text: str, said: Sequence[Region]) -> str:
 
 
 def _message_regions(located: Located, messages: Sequence[Mapping[str, Any]]) -> list[list[Region]]:
-    """The regions of each message, in order; checks that each comes out once, in its place."""
+    """The regions of each message, in order. Checks that each message is printed once, in its place."""
     regions: list[list[Region]] = [[] for _ in messages]
     found_leaves = [
         (leaf, found)
@@ -138,19 +138,19 @@ def _refuse_dropped(leaf: Leaf, found: Sequence[Region], regions: Sequence[Regio
     if leaf.kind == "call" and not found:
         reason = f"its call of {leaf.text!r} is not in the text"
         raise ChatError("dropped by the template", reason, turn=leaf.turn, remedy=_FOR_CALLS)
-    is_said = any(start < stop for start, stop in (*found, *regions))  # a message may be there by its reasoning
+    is_said = any(start < stop for start, stop in (*found, *regions))  # a message may be printed by its reasoning alone
     if leaf.kind == "content" and leaf.text.strip() and not is_said:
         reason = "its text is not in the rendered text"
         raise ChatError("dropped by the template", reason, turn=leaf.turn, remedy=_FOR_TEXT)
 
 
 def _answer_start(whole: str, text: str, before: int, first: int, number: int, markers: Markers, prefix: Prefix) -> int:
-    """Where the generation prompt of an answer ends."""
+    """The end of an answer's generation prompt."""
     if before == first:
         return first
     if markers.prompt and (at := text.rfind(markers.prompt, before, first)) >= 0:
         return at + len(markers.prompt)
-    # Not the usual prompt (an answer after a tool's): ask for this very one.
+    # Not the usual prompt (an answer after a tool's): render this one.
     start = prefix(number, True)
     if start is not None and before <= len(start) <= first and whole.startswith(start):
         return len(start)
@@ -158,11 +158,11 @@ def _answer_start(whole: str, text: str, before: int, first: int, number: int, m
 
 
 def _calls_stop(whole: str, text: str, last: int, until: int, number: int, markers: Markers, prefix: Prefix) -> int:
-    """Where what a template writes after the last string of tool calls ends: brackets, closing tags."""
+    """The end of the template's text after the last string of tool calls: brackets, closing tags."""
     found = [at for end in markers.ends if (at := text.find(end, last, until)) >= 0]
     if found:
         return min(found)
-    # Some write no end after calls: then a conversation that stops here does.
+    # Some write no end after calls. Then a conversation that stops here shows it.
     shorter = prefix(number + 1, False)
     if shorter is not None and last <= len(shorter) <= until and whole.startswith(shorter):
         return len(shorter)
@@ -216,7 +216,7 @@ def _tile(text: str, turns: Sequence[_Turn], messages: Sequence[Mapping[str, Any
 
 
 def _last_end(text: str, start: int, stop: int, ends: Sequence[str]) -> int | None:
-    """Behind the last end-of-turn marker in a stretch of text, and the blanks after it."""
+    """The place after the last end-of-turn marker in a stretch of text, and the blanks after it."""
     found = max((at + len(end) for end in ends if (at := text.rfind(end, start, stop)) >= 0), default=None)
     return None if found is None else min(_skip_blanks(text, found), stop)
 
@@ -229,7 +229,7 @@ def _painted(
     messages: Sequence[Mapping[str, Any]],
     markers: Markers,
 ) -> list[TextSpan]:
-    """Spans in which generation blocks, and nothing else, are what assistants said."""
+    """Spans in which the text of assistants is exactly the generation blocks."""
     spans = [span._replace(part=TEMPLATE) if span.role == _ASSISTANT else span for span in spans]
     answers = [turn for turn in turns if messages[turn.number]["role"] == "assistant"]
     for start, stop in generation:
@@ -254,7 +254,7 @@ def _over(spans: Sequence[TextSpan], new: TextSpan) -> list[TextSpan]:
 
 
 def _merged(regions: Sequence[Region]) -> list[Region]:
-    """Regions that touch or overlap, as one."""
+    """Merge regions that touch or overlap."""
     merged: list[Region] = []
     for start, stop in regions:
         if merged and start <= merged[-1][1]:

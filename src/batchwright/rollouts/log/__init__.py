@@ -1,4 +1,4 @@
-"""Prompts and their rollouts in a folder: nothing is lost or used twice, whatever process dies."""
+"""Prompts and their rollouts in a folder. Nothing is lost or used twice, even if a process dies."""
 
 from batchwright.rollouts.log.log import RolloutLog
 from batchwright.rollouts.log.prompts import PromptJob

@@ -1,4 +1,4 @@
-"""Answers on disk: a group is written before the event that names it, and read by that event."""
+"""Answers on disk. A group is written before the event that names it, and read by that event."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Answers", "read_answer"]
 
 @dataclass(slots=True)
 class Answers:
-    """Writes answers. Remembers the columns of the first one, which all others must have."""
+    """Writes answers. All must have the columns of the first one."""
 
     shared: SharedLedger
     group_size: int
@@ -32,7 +32,7 @@ class Answers:
             counts = accepts(ledger, job.ordinal, job.attempt)
             if counts:
                 self._check_columns(ledger, group, job.ordinal)
-        if counts:  # before the event that names it, and outside of the lock: others go on while the disk works
+        if counts:  # before the event that names it, and outside of the lock, so that others can work meanwhile
             place = shared.folder.write_group(payload)
         with shared.writing() as ledger:
             counts = accepts(ledger, job.ordinal, job.attempt)

@@ -22,13 +22,13 @@ class Audit:
     places: dict[int, str] = field(default_factory=dict)
     """By ordinal: in flight, again, waiting, taken or dropped."""
     answers: dict[int, Add] = field(default_factory=dict)
-    """By ordinal: the last that came."""
+    """By ordinal: the last one."""
     waiting: dict[int, None] = field(default_factory=dict)
     """Ordinals, in the order in which they were answered."""
     taken: list[int] = field(default_factory=list)
     """Ordinals, in the order of use."""
     contents: Counter[tuple[str, int]] = field(default_factory=Counter)
-    """How often each group was taken, by the place of its content."""
+    """The number of times each group was taken, by the place of its content."""
 
     @property
     def cursor(self) -> int:
@@ -36,12 +36,12 @@ class Audit:
 
     @property
     def lost(self) -> list[int]:
-        """Prompts before one that was issued, without a place."""
+        """Prompts without a place, before one that was issued."""
         return [ordinal for ordinal in range(self.cursor) if ordinal not in self.places]
 
     @property
     def used_twice(self) -> list[int]:
-        """Prompts with several taken groups, or one group that was taken twice."""
+        """Prompts with several taken groups, or with one group that was taken twice."""
         twice = {ordinal for ordinal, count in Counter(self.taken).items() if count > 1}
         again = {place for place, count in self.contents.items() if count > 1}
         twice |= {ordinal for ordinal, answer in self.answers.items() if (answer.writer, answer.offset) in again}
@@ -49,7 +49,7 @@ class Audit:
 
 
 def audit(events: Iterable[Event]) -> Audit:
-    """Count the events, each as it is."""
+    """Count the events, without the ledger's checks."""
     found = Audit()
     places = found.places
     for event in events:

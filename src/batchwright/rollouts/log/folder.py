@@ -1,10 +1,10 @@
 """The files of a rollout log, open in many processes at once.
 
     ledger.journal            events: one record for each; written under the lock, read without
-    ledger.lock               held by a process while it reads what others wrote, decides, and writes one record
+    ledger.lock               held by a process while it reads others' records, decides, and writes one record
     groups/<writer>.journal   groups that one process added; locked by it as long as it lives
 
-A group is on disk, in its writer's file, before an event names it. A group without an event was left by a process that
+A group is on disk, in its writer's file, before an event names it. A group without an event comes from a process that
 died, and is never read.
 """
 
@@ -44,12 +44,12 @@ LEDGER_NAME = "ledger.journal"
 _LOCK = "ledger.lock"
 _GROUPS = "groups"
 _MAX_OPEN = 64
-"""Files of groups that are kept open."""
+"""The number of group files that are kept open."""
 _checksum = xxhash.xxh3_64_intdigest
 
 
 class LogFolder:
-    """One process's handles of these files, opened when first needed: a reader leaves nothing behind."""
+    """One process's handles of these files, opened on first use. A reader leaves nothing behind."""
 
     number: int
     end_offset: int
@@ -58,7 +58,7 @@ class LogFolder:
         self.path = path
         self.ledger_path: Path = path / LEDGER_NAME
         self.writer: str | None = None
-        """The name of this process in the ledger, once it has one."""
+        """The name of this process in the ledger; None before it has one."""
         self._ledger: Journal | None = None
         self._which: tuple[int, int] | None = None
         """The ledger's file: device and inode."""
@@ -74,13 +74,13 @@ class LogFolder:
     # Events
 
     def rewind(self) -> None:
-        """Read from the first record, next time."""
+        """Start again at the first record on the next read."""
         self.end_offset, self.number = HEAD_BYTES, 0
-        """Behind the last event that was applied, and its number."""
+        """The end of the last applied event, and its number."""
 
     @cached_property
     def id(self) -> bytes:
-        """The log's own: in the head of all its files."""
+        """The log's own id, in the head of all its files."""
         return read_head(self.ledger_path).owner_id
 
     def has_events(self) -> bool:
@@ -96,13 +96,13 @@ class LogFolder:
             ) from None
 
     def new_events(self) -> Iterator[Record]:
-        """Records written since the last applied one; call `applied` after each. Nothing is locked."""
+        """Records written since the last applied one. Call `applied` after each. Takes no lock."""
         if self._size_bytes() == self.end_offset:
             return iter(())
         return read_records(self.ledger_path, self.end_offset, after=self.number)
 
     def _size_bytes(self) -> int:
-        """Bytes of the ledger. A StoreError where it is gone or was replaced: writes of this process would be lost."""
+        """Bytes of the ledger. A StoreError if it is gone or was replaced: this process's writes would be lost."""
         try:
             found = os.stat(self.ledger_path)
         except FileNotFoundError:
@@ -125,7 +125,7 @@ class LogFolder:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Wait until no other process is in such a block. The lock ends with the process, however it ends."""
+        """Wait until no other process is in such a block. The lock ends with the process, even if it is killed."""
         if self._lock < 0:
             with _writable(self.path), out_of_space_at(self.path, then="try again"):
                 self.path.mkdir(parents=True, exist_ok=True)
@@ -147,12 +147,12 @@ class LogFolder:
                     fcntl.flock(self._lock, fcntl.LOCK_UN)
 
     def create(self) -> None:
-        """An empty ledger, where there is none. Only inside `locked`."""
+        """Make an empty ledger, if there is none. Only inside `locked`."""
         if not self.ledger_path.exists():
             Journal.create(self.ledger_path, 1, secrets.token_bytes(16)).close()
 
     def catch_up(self) -> list[Record]:
-        """Records that others wrote since. A killed process's unfinished record is removed. Only inside `locked`."""
+        """New records of other processes. A killed process's unfinished record is removed. Only inside `locked`."""
         self._size_bytes()
         if self._ledger is None:
             self._ledger = Journal.open_shared(self.ledger_path)
@@ -160,13 +160,13 @@ class LogFolder:
         return self._ledger.catch_up()
 
     def write(self, payload: bytes) -> Record:
-        """Add an event, after `catch_up`; it counts when this returns, and `applied` is still to be called."""
+        """Add an event, after `catch_up`. It counts when this returns. Call `applied` afterwards."""
         assert self._ledger is not None
         self._ledger.write(self._ledger.last_number + 1, payload)
         return Record(self._ledger.last_number, payload, self._ledger.num_bytes)
 
     def sync(self) -> None:
-        """Everything up to here survives a power cut. `close` has done so, where it came first."""
+        """Sync all events so far, so that they survive a power cut. After `close` this was done already."""
         ledger = self._ledger
         if ledger is not None:
             ledger.sync()
@@ -174,7 +174,7 @@ class LogFolder:
     # Writers
 
     def begin_writing(self) -> str:
-        """A name and a file of groups for this process. The lock on the file shows others that it lives."""
+        """Make a name and a file of groups for this process. The lock on the file shows that the process is alive."""
         with self._writing_groups:
             if self.writer is None:
                 name = f"{_host()}-{os.getpid()}-{secrets.token_hex(4)}"
@@ -187,7 +187,7 @@ class LogFolder:
         return self.writer
 
     def dead(self, writers: Iterable[str]) -> set[str]:
-        """Writers whose process has ended. Of other machines, that is unknown."""
+        """Writers whose process has ended. For other machines, that is unknown."""
         mine = _host()
         return {name for name in set(writers) if name != self.writer and host_of(name) == mine and self._is_dead(name)}
 
@@ -200,14 +200,14 @@ class LogFolder:
     # Groups
 
     def write_group(self, payload: bytes) -> tuple[int, int, int]:
-        """Write a group, on disk when this returns: (offset, bytes, checksum). Safe to call from several threads."""
+        """Write a group to disk. Returns (offset, bytes, checksum). Safe to call from several threads."""
         self.begin_writing()
         groups = self._groups
         assert groups is not None
         with self._writing_groups:
             offset = groups.num_bytes
             groups.write(groups.last_number + 1, payload)
-        groups.sync()  # of all threads that wrote meanwhile
+        groups.sync()  # for all threads that wrote meanwhile
         return offset, len(payload), _checksum(payload)
 
     def read_group(self, answer: Add) -> bytes:
@@ -224,7 +224,7 @@ class LogFolder:
         return record.payload
 
     def has_group(self, answer: Add) -> bool:
-        """Whether its file is there, and long enough. The content is checked when it is read."""
+        """Whether the group's file exists and is long enough. The content is checked when it is read."""
         try:
             return self._groups_path(answer.writer).stat().st_size >= answer.offset + answer.num_bytes + RECORD_BYTES
         except OSError:
@@ -241,14 +241,14 @@ class LogFolder:
                 raise StoreError(
                     "a file of groups is gone", file=path, remedy="restore the folder from a copy"
                 ) from None
-        self._open_groups[writer] = descriptor  # as the last one that was used
+        self._open_groups[writer] = descriptor  # the most recently used one
         return descriptor
 
     def _groups_path(self, writer: str) -> Path:
         return inside(self.path / _GROUPS, f"{writer}.journal")
 
     def close(self, _close: Callable[[int], None] = os.close) -> None:  # bound here: at exit, modules may be gone
-        """Let go of all files: leases of this process end, and it may open the folder again."""
+        """Close all files. Leases of this process end, and it may open the folder again."""
         for journal in (self._ledger, self._groups):
             if journal is not None:
                 journal.close()
@@ -260,7 +260,7 @@ class LogFolder:
         self._open_groups.clear()
 
     def let_go(self) -> None:
-        """In a child process: files and locks are the parent's."""
+        """Forget files and locks in a child process: they are the parent's."""
         self.close()
 
     def __del__(self) -> None:

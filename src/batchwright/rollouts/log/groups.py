@@ -51,18 +51,18 @@ class StoredGroup(msgspec.Struct, array_like=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The answers to one prompt that count.
+    """The valid answers to one prompt.
 
     A response is text, token ids, or turns (dicts with `role` and `content` or `token_ids`); a reward is a number, or
     an array with one per token. Columns that were not given are None.
     """
 
     ordinal: int
-    """Number of the prompt in the stream of prompts."""
+    """The number of the prompt in the stream of prompts."""
     attempt: int
     epoch: int
     row: int
-    """Row of the prompt in its file."""
+    """The row of the prompt in its file."""
     prompt: Any
     responses: list[Any]
     rewards: list[float | NDArray[np.float32]]
@@ -72,7 +72,7 @@ class Group:
     values: list[NDArray[np.float32]] | None = None
     response_mask: list[NDArray[np.uint8]] | None = None
     tools: Any = None
-    """For the chat template, where the prompt is messages."""
+    """For the chat template, if the prompt is messages."""
 
     def rows(self, name: Any = None) -> list[dict[str, Any]]:
         """One row per response, as `RolloutDataLoader` reads rows. `name` is the group's, by default its ordinal."""
@@ -118,7 +118,7 @@ def checked_group(
     tools: Any = None,
     **per_token: Any,
 ) -> StoredGroup:
-    """A group as it is written. A SampleError names the response and the column that cannot be used."""
+    """A group in the form that is written. A SampleError names an invalid response and column."""
     check = _GroupCheck(ordinal, group_size, vocab_size)
     found = [check.response(number, each) for number, each in enumerate(check.column("responses", responses))]
     masks = None
@@ -146,7 +146,7 @@ def checked_group(
 
 
 def checked_prompt(prompt: Any, vocab_size: int | None = None) -> Any:
-    """A prompt as it is written: text, token ids as an array, or messages. A ValueError says what is wrong."""
+    """A prompt in the form that is written: text, token ids as an array, or messages. A ValueError names the fault."""
     if isinstance(prompt, str):
         if not prompt:
             raise ValueError("it is empty")
@@ -163,7 +163,7 @@ def checked_prompt(prompt: Any, vocab_size: int | None = None) -> Any:
 
 
 def _checked_ids(value: Any, vocab_size: int | None = None) -> NDArray[np.int32]:
-    """Token ids as an array. A ValueError says what is wrong."""
+    """Token ids as an array. A ValueError names the fault."""
     array = _as_array(value)
     if array.ndim != 1:
         raise ValueError(f"token ids are one row of numbers, not an array of shape {array.shape}")
@@ -185,7 +185,7 @@ def _has_role(turn: Any) -> bool:
 
 
 class _TokenCounts(NamedTuple):
-    """Tokens of one response: all of them, and those that the policy wrote."""
+    """The number of tokens of one response, and of those that the policy wrote."""
 
     total: int
     trained: int
@@ -317,7 +317,7 @@ class _GroupCheck:
 
 
 def _token_counts(response: Any) -> _TokenCounts | None:
-    """The tokens of a response; None where they are unknown until it is encoded."""
+    """The token counts of a response; None if they are unknown until it is encoded."""
     if isinstance(response, np.ndarray):
         return _TokenCounts(len(response), len(response))
     if isinstance(response, str) or any(turn.get("token_ids") is None for turn in response):
@@ -357,7 +357,7 @@ def encode_group(group: StoredGroup, ordinal: int) -> bytes:
 
 
 def decode_group(payload: bytes, group_size: int, **where: Any) -> StoredGroup:
-    """A group from its bytes, whose checksum was checked before. A StoreError says `where` it cannot be read."""
+    """A group from its bytes, whose checksum was checked before. A StoreError names the place `where` it is."""
     try:
         group = _decoder.decode(payload)
         if group.format != _FORMAT:

@@ -33,11 +33,11 @@ class Leases:
     """By (ordinal, attempt): jobs of this object that were neither answered nor given back."""
 
     def issue(self, ledger: Ledger, wanted: int, prompts: Prompts) -> list[PromptJob]:
-        """Lease up to `wanted` prompts. Inside `shared.reading`."""
+        """Lease up to `wanted` prompts. Only inside `shared.reading`."""
         dead = self.shared.folder.dead({lease.writer for lease in ledger.in_flight.values()})
         again, num_fresh = rules.to_issue(ledger, wanted, ahead=self.ahead)
         if not again and not num_fresh and not any(rules.expired(ledger, time.time(), dead)):
-            return []  # without the lock: processes that wait do not disturb those that work
+            return []  # without the lock, so that waiting processes do not disturb working ones
         writer = self.shared.writer()
         with self.shared.writing() as ledger:
             now = time.time()
@@ -59,7 +59,7 @@ class Leases:
         return jobs
 
     def _drop_stuck(self, ledger: Ledger, wanted: int, ended: Sequence[int], writer: str) -> bool:
-        """Prompts that were issued too often without an answer are an error, or dropped. Returns whether any was."""
+        """Raise for prompts that were issued too often without an answer, or drop them. Returns whether any was."""
         again, _ = rules.to_issue(ledger, wanted, ended=ended, ahead=0)
         stuck = [ordinal for ordinal in again if rules.failed_attempts(ledger, ordinal) >= self.max_attempts]
         if not stuck:
@@ -127,10 +127,10 @@ class Leases:
         self.shared.folder.sync()
 
     def forget(self, job: PromptJob) -> None:
-        """The job is done. A later attempt at the same prompt stays open."""
+        """Remove a finished job. A later attempt at the same prompt stays open."""
         self.open.pop((job.ordinal, job.attempt), None)
 
 
 def _text(reason: Any) -> str:
-    """A reason as it can be written: an error's message may hold anything."""
+    """A reason in a form that can be written, because an error's message may hold any characters."""
     return str(reason).encode("utf-8", "backslashreplace").decode("utf-8")

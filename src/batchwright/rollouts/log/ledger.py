@@ -4,7 +4,7 @@ A prompt has an ordinal: its number in the stream of prompts, epoch after epoch.
 exactly one place:
 
     in flight   leased to a process that generates
-    again       to be leased again: its lease ended, it was given back, or its answer was stale
+    again       waits to be leased again: its lease ended, it was given back, or its answer was stale
     waiting     answered, not decided on
     taken       decided: used by the trainer, as a group with a number
     dropped     decided: not used
@@ -58,7 +58,7 @@ class _Base(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class Begin(_Base, tag="begin", frozen=True):
-    """The first record: what fixes the stream of prompts, and the stream of uses."""
+    """The first record. It fixes the stream of prompts and the stream of uses."""
 
     prompts: str
     """Fingerprint of their content."""
@@ -78,7 +78,7 @@ class Lease(_Base, tag="lease", frozen=True):
     writer: str
     seconds: float
     died: list[int]
-    """Leases that ended because their holder did."""
+    """Leases that ended because their holder died."""
     overdue: list[int]
     again: list[int]
     first_fresh: int
@@ -101,7 +101,7 @@ class GiveBack(_Base, tag="back", frozen=True):
 
 
 class Add(_Base, tag="add", frozen=True):
-    """An answer that counts, and where its content lies."""
+    """An answer that counts, and the place of its content."""
 
     at: float
     writer: str
@@ -125,7 +125,7 @@ class Late(_Base, tag="late", frozen=True):
 
 
 class Take(_Base, tag="take", frozen=True):
-    """A decision on the first `num_judged` waiting groups: all are used but the `stale` ones."""
+    """A decision on the first `num_judged` waiting groups. All but the `stale` ones are used."""
 
     at: float
     writer: str
@@ -135,7 +135,7 @@ class Take(_Base, tag="take", frozen=True):
     stale: list[int]
     """Ordinals."""
     reissue: bool
-    """Whether the prompts of stale ones are asked again; else they are dropped."""
+    """Whether the prompts of stale groups are issued again. Otherwise they are dropped."""
 
 
 class Drop(_Base, tag="drop", frozen=True):
@@ -181,7 +181,7 @@ class OpenLease(NamedTuple):
 
 
 class Ledger:
-    """Where every prompt is after the events so far."""
+    """The place of every prompt after the events so far."""
 
     def __init__(self) -> None:
         self.begin: Begin | None = None
@@ -196,7 +196,7 @@ class Ledger:
         self.dropped: dict[int, str] = {}
         """With the reason."""
         self.issued: dict[int, int] = {}
-        """How often each prompt was issued that is not taken or dropped."""
+        """The number of times each prompt was issued, for prompts that are not taken or dropped."""
         self.void: dict[int, int] = {}
         """Attempts up to this one no longer count: one of them was answered and stale."""
         self.num_stale: int = 0
@@ -210,7 +210,7 @@ class Ledger:
         return self.begin
 
     def apply(self, event: Event) -> None:
-        """Move what the event moves. A Contradiction leaves the ledger unusable: it is damage."""
+        """Apply an event. A Contradiction means damage, and leaves the ledger unusable."""
         if isinstance(event, Begin) != (self.begin is None):
             raise Contradiction("the first event, and no other, says what the log is of")
         match event:
@@ -315,12 +315,12 @@ def accepts(ledger: Ledger, ordinal: int, attempt: int) -> bool:
 
 
 def failed_attempts(ledger: Ledger, ordinal: int) -> int:
-    """How often a prompt was issued since its last answer, without one."""
+    """The number of times that a prompt was issued since its last answer, without an answer."""
     return ledger.issued.get(ordinal, 0) - ledger.void.get(ordinal, 0)
 
 
 def expired(ledger: Ledger, now: float, dead: Collection[str] = ()) -> tuple[list[int], list[int]]:
-    """Leases that are over and not yet recorded as such: (those of dead writers, those whose time is up)."""
+    """Ended leases that are not yet recorded as ended: (those of dead writers, those past their time)."""
     died, overdue = [], []
     for ordinal, lease in ledger.in_flight.items():
         if lease.writer in dead:
@@ -343,7 +343,8 @@ def to_issue(
 ) -> tuple[list[int], int]:
     """The next lease: (ordinals to issue again, lowest first; number of fresh prompts).
 
-    `ended` are leases that are over. Fresh ones only while fewer than `ahead` groups are asked for and not taken.
+    `ended` has the leases that are over. Prompts are fresh only while fewer than `ahead` groups are requested and not
+    taken.
     """
     ended = set(ended)
     every = sorted(ledger.again | ended)
@@ -368,7 +369,7 @@ def decide(
     at: float,
     writer: str,
 ) -> Take | None:
-    """Judge waiting groups in order until `num_groups` are taken in all. None where none waits."""
+    """Judge waiting groups in order until `num_groups` are taken in all. Returns None if none waits."""
     num_taken, num_judged, stale = len(ledger.taken), 0, []
     oldest = None
     if policy_version is not None and max_staleness is not None:
@@ -404,5 +405,5 @@ def is_over(ledger: Ledger) -> bool:
 
 
 def last_group(ledger: Ledger) -> int | None:
-    """The number of groups that there will ever be; None while it is unknown."""
+    """The final number of groups; None while it is unknown."""
     return len(ledger.taken) if is_over(ledger) else None

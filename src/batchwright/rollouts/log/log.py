@@ -34,17 +34,17 @@ log: logging.Logger = logging.getLogger("batchwright")
 
 
 class RolloutLog:
-    """Prompts and their rollouts in a folder, in which nothing is lost and nothing is used twice.
+    """Prompts and their rollouts in a folder. Nothing is lost, and nothing is used twice.
 
     >>> log = RolloutLog("run/rollouts", prompts="prompts.jsonl", group_size=8, seed=0)     # doctest: +SKIP
     >>> for job in log.next_prompts(64):                                                    # doctest: +SKIP
     ...     responses, rewards = generate(job.prompt)
     ...     log.add(job, responses=responses, rewards=rewards, policy_version=12)
 
-    Generators, trainers and their ranks have one folder open at once; each may be killed at any moment. What `add` and
-    `take` returned survives that, and a power cut too. Safe to use from several threads; not in a forked child.
+    Generators, trainers and their ranks open one folder at once, and each may be killed at any moment. Results of `add`
+    and `take` survive that, and a power cut too. Safe to use from several threads; not in a forked child.
 
-    Without `prompts=`, an existing log is opened as it is: enough for a trainer. The settings of the stream of prompts
+    Without `prompts=`, an existing log is opened, which is enough for a trainer. The settings of the stream of prompts
     (`prompts`, `group_size`, `seed`, `shuffle`, `epochs`, `samples_per_insert`, `round_groups`) are recorded in the
     log; giving another value is a PlanError. The other settings are those of this process.
     """
@@ -131,7 +131,7 @@ class RolloutLog:
         )
 
     def close(self) -> None:
-        """Release the folder. Leases of this object end at once."""
+        """Release the folder. Leases of this object end immediately."""
         self._shared.close()
 
     def __enter__(self) -> Self:
@@ -150,8 +150,8 @@ class RolloutLog:
     def next_prompts(self, num_prompts: int, timeout: float = 0.0) -> list[PromptJob]:
         """Lease up to `num_prompts` prompts: first those to be issued again, lowest ordinal first; then fresh ones.
 
-        Waits until there is one, `timeout` seconds at most. [] means that there is none now: `is_over` says whether
-        there may be one later.
+        Waits up to `timeout` seconds for a prompt. [] means that there is none now. `is_over` tells if there may be one
+        later.
         """
         wanted = at_least(1, num_prompts=num_prompts)
         if wanted > rules.MOST_AT_ONCE:
@@ -182,17 +182,15 @@ class RolloutLog:
         values: Sequence[Any] | None = None,
         response_mask: Sequence[Any] | None = None,
     ) -> bool:
-        """Add the whole group that answers a job: its `responses` and their `rewards`. True: it counts, on disk.
+        """Add the whole group that answers a job: its `responses` and their `rewards`. True: it counts, and is on disk.
 
-        `policy_version` made the group. `old_log_probs`, `ref_log_probs`, `values` and `response_mask` have a number
-        for each token of each response.
+        `policy_version` is that of the policy that made the group. `old_log_probs`, `ref_log_probs`, `values` and
+        `response_mask` have a number for each token of each response.
 
-        False where the prompt was answered meanwhile: the first answer counts, and this one is only counted as late.
+        False: the prompt was answered meanwhile. The first answer counts, and this one is only recorded as late.
         """
         asked = self._checked(job).fields | {"prompt": job.prompt}
-        if (
-            self._prompts is not None
-        ):  # as it was issued: an engine may have written into the messages that it was given
+        if self._prompts is not None:  # the issued prompt: an engine may have changed its copy of the messages
             asked = self._prompts.row(job.row)
             asked["prompt"] = asked[self._prompts.column]
         group = checked_group(
@@ -223,7 +221,7 @@ class RolloutLog:
         return self._leases.renew([self._checked(job) for job in jobs])
 
     def give_back(self, job: PromptJob, reason: str = "") -> None:
-        """End the lease of `job` now, on record with a `reason`: the prompt is issued again. Nothing happens where it
+        """End the lease of `job` now, on record with a `reason`: the prompt is issued again. Nothing happens if it
         ended already."""
         self._leases.give_back(self._checked(job), reason)
 
@@ -250,8 +248,8 @@ class RolloutLog:
     ) -> int:
         """Decide which groups are used, in the order of the journal, until there are `num_groups`; return their number.
 
-        It is smaller where answers are missing after `timeout` seconds, and larger where more were decided before. The
-        first to ask decides; all who ask later get the decisions on record. A group whose policy version is lower than
+        It is smaller if answers are missing after `timeout` seconds, and larger if more were decided before. The first
+        caller decides, and later callers get the decisions on record. A group whose policy version is lower than
         `policy_version - max_staleness` is stale: not used, and its prompt issued again or dropped.
         """
         wanted = at_least(0, num_groups=num_groups)
@@ -276,7 +274,7 @@ class RolloutLog:
         before = ledger.decided_version
         is_lower = version is not None and before is not None and version < before
         if is_lower and not self._warned_of_lower_version:
-            self._warned_of_lower_version = True  # legal: restored weights are older. But a trainer may have lost count
+            self._warned_of_lower_version = True  # legal: restored weights are older. Or its count is wrong
             log.warning("%s: policy_version=%d, and groups were decided on at %d before", self.path, version, before)
         if not ledger.waiting:
             return
@@ -296,7 +294,7 @@ class RolloutLog:
 
     @property
     def num_taken(self) -> int:
-        """Groups that were decided to be used."""
+        """The number of groups decided to be used."""
         with self._shared.reading() as ledger:
             return len(ledger.taken)
 
@@ -407,12 +405,12 @@ class RolloutLog:
         return self._folder.id.hex()
 
     def refresh(self) -> None:
-        """Read what others wrote. Every method that needs it does so by itself."""
+        """Read new records of other processes. Every method that needs them does so by itself."""
         with self._shared.reading():
             pass
 
     def state(self) -> dict[str, Any]:
-        """Where the prompts are, as a small dict that can be JSON."""
+        """The places of the prompts, as a small dict that can be JSON."""
         with self._shared.reading() as ledger:
             return {
                 "cursor": ledger.cursor,
@@ -444,7 +442,7 @@ def _reopened(path: str, settings: dict[str, Any]) -> RolloutLog:
 
 
 def _attempts(timeout: float) -> Iterator[None]:
-    """One attempt at once, then more after pauses, until the time is up."""
+    """Yield for one attempt immediately, then for more after pauses, until the time is up."""
     begin = time.monotonic()
     yield
     while (passed := time.monotonic() - begin) < timeout:

@@ -35,12 +35,12 @@ class PromptJob:
     prompt: Any
     """Text, token ids, or messages."""
     attempt: int
-    """How often it was issued, from 1."""
+    """The number of times it was issued, from 1."""
     epoch: int
     row: int
     """Row of the source."""
     fields: Row = field(repr=False)
-    """The whole row: what a reward function needs."""
+    """The whole row, for a reward function."""
     log_id: str = field(repr=False)
 
 

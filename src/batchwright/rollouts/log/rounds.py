@@ -1,6 +1,6 @@
 """The order in which groups are used several times: rounds of groups, and several passes over each round.
 
-The first pass of a round goes in the order of the journal, as groups come in; each later pass in an order of its own.
+The first pass of a round is in the order of the journal, as groups come in. Each later pass has an order of its own.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["Rounds", "rounds_of"]
 class Rounds(NamedTuple):
     """`passes` over each round of `round_groups` groups. With one pass, use number n is group number n.
 
-    `last_group` is the number of groups that there will ever be, once it is known: the last round may be a short one.
+    `last_group` is the final number of groups, once it is known. The last round may be short.
     """
 
     passes: int

@@ -1,7 +1,7 @@
-"""The ledger of a log as one process knows it: read what others wrote, decide, write one record.
+"""One process's view of a log's ledger: read the records of others, decide, write one record.
 
 A record is written under the lock of all processes, after reading the records of others. So all processes see the same
-events in the same order, and compute the same ledger from them. There is no other state.
+events in the same order, and compute the same ledger from them. No other state exists.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class SharedLedger:
 
     @property
     def is_usable(self) -> bool:
-        """Not closed, and in the process that opened it."""
+        """Whether it is open, and used in the process that opened it."""
         return not self._is_closed and self._process == os.getpid()
 
     def close(self) -> None:
@@ -60,7 +60,7 @@ class SharedLedger:
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[Ledger]:
-        """The ledger, with everything that others wrote. One thread at a time; other processes go on."""
+        """The ledger with all records of other processes. One thread at a time; other processes are not blocked."""
         with self._one_thread():
             self._mend()
             self._apply(self.folder.new_events())
@@ -68,7 +68,7 @@ class SharedLedger:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[Ledger]:
-        """The same, while no other process writes."""
+        """The same as `reading`, while no other process writes."""
         with self._one_thread():
             self._refuse_read_only()
             with self.folder.locked():

@@ -43,9 +43,9 @@ Facts = dict[str, Any]
 
 
 def status(path: str | os.PathLike[str], position: int | None = None) -> Facts:
-    """Where all prompts are. With the position of a checkpoint, in rows: what its run has used, and what is to come.
+    """The places of all prompts. With the position of a checkpoint, in rows, also the groups its run used and will use.
 
-    `lost` are prompts that are nowhere, groups whose content is gone, and groups that the checkpoint used and the
+    `lost` has prompts without a place, groups whose content is gone, and groups that the checkpoint used and the
     journal does not have. `lost` and `used_twice` are counted from the events, not from the ledger's state.
     """
     with _opened(path) as folder:
@@ -96,7 +96,7 @@ def _open_leases(folder: LogFolder, ledger: Ledger) -> list[Facts]:
 
 
 def _checkpoint(begin: Begin, found: Audit, position: int, is_last: bool) -> Facts:
-    """The groups that a run has used which restores this position, and those that it gets again."""
+    """The groups used by a run that restores this position, and those that it gets again."""
     rounds, num_taken = rounds_of(begin), len(found.taken)
     num_uses = -(-position // begin.group_size)
     used = min(rounds.groups_needed(num_uses), num_taken)
@@ -135,7 +135,7 @@ def _content(folder: LogFolder, answer: Add, group_size: int) -> Facts:
     """The prompt, its responses and their rewards."""
     try:
         group = read_answer(folder, answer, group_size)
-    except StoreError as error:  # the history is known all the same
+    except StoreError as error:  # the history is known without the content
         return {"damaged": error.headline}
     rewards = [float(np.sum(reward)) for reward in group.rewards]
     return {"prompt": _as_json(group.prompt), "responses": _as_json(group.responses), "rewards": rewards}
@@ -163,7 +163,7 @@ def ordinal_at(path: str | os.PathLike[str], position: int) -> tuple[int, int]:
 
 
 def _lines(event: Event, ordinal: int, ledger: Ledger, num_taken: int) -> Iterator[Facts]:
-    """The lines of one event in the history of a prompt. `ledger` is the state after it, `num_taken` from before it."""
+    """The lines of one event in the history of a prompt. `ledger` is the state after it, `num_taken` the one before."""
     match event:
         case Lease():
             if ordinal in event.died:

@@ -1,4 +1,4 @@
-"""The settings that fix a log's stream of prompts: chosen once, written as the first event, compared ever after."""
+"""The settings that fix a log's stream of prompts: chosen once, written as the first event, then compared."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _DEFAULTS = {"seed": 0, "shuffle": True, "epochs": 1, "samples_per_insert": 1, "
 def given_settings(
     *, seed: Any, shuffle: bool | None, epochs: int | EllipsisType | None, **counts: Any
 ) -> dict[str, Any]:
-    """The settings that were given, checked. `epochs` is ... where it was not given, since None never ends."""
+    """The settings that were given, checked. `epochs` is ... if it was not given, because None never ends."""
     given = {name: at_least(1, **{name: count}) for name, count in counts.items() if count is not None}
     if seed is not None:
         given["seed"] = whole_number(seed=seed)
@@ -49,7 +49,7 @@ def first_event(prompts: Prompts, given: dict[str, Any]) -> Begin:
 
 
 def refuse_other_stream(begin: Begin, given: dict[str, Any], prompts: Prompts | None, path: Path) -> None:
-    """A PlanError names what differs between a log and the prompts and settings that were given."""
+    """Raise a PlanError that names the differences between a log and the given prompts and settings."""
     if prompts is not None and prompts.fingerprint != begin.prompts:
         raise PlanError(
             "this log is of other prompts",
