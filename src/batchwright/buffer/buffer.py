@@ -462,7 +462,7 @@ class DatasetBuffer(Reads):
 
     @classmethod
     def from_hf_dataset(cls, dataset: object, **settings: Any) -> Self:
-        """Return a buffer with the rows of a `datasets.Dataset`. `settings` are those of `DatasetBuffer`."""
+        """Return a buffer with the rows of `dataset`, a `datasets.Dataset`. `settings` are those of `DatasetBuffer`."""
         buffer = cls(**settings)
         buffer.append(dataset)
         return buffer

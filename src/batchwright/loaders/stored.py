@@ -25,7 +25,7 @@ from batchwright.loaders.packed import open_samples, spec_of_entry
 from batchwright.loaders.planned import PlannedBatches
 from batchwright.loaders.read_ahead import start_read_ahead
 from batchwright.loaders.run import Run
-from batchwright.order.plan import Plan
+from batchwright.order.plan import Plan, with_record
 from batchwright.store.layout import is_store
 from batchwright.store.plans import find_plan, keep_plan, with_places
 from batchwright.store.reader import Store
@@ -101,7 +101,7 @@ class StoreStream(BlockStream):
         found = with_places(plan, self._streams)
         for store in self.stores:
             keep_plan(store.path, found)
-        return type(self)(self.plan.recorded(places=found.places), self.flow)
+        return type(self)(with_record(self.plan, places=found.places), self.flow)
 
     def start_background_work(self, loader: Loader[TrainingBatch], asked: Asked) -> None:
         start_read_ahead(loader, asked["read_ahead"])

@@ -21,7 +21,7 @@ from batchwright.order.schedule import Order
 from batchwright.order.sweep import OrderChange
 from batchwright.typing import ShardingLike, Skip, SourceLike, WeightsLike
 
-__all__ = ["Amendment", "Plan", "PlanSource", "State"]
+__all__ = ["Amendment", "Plan", "PlanSource", "State", "with_record"]
 
 State = dict[str, Any]
 """{"position", "plan", "steps"}: JSON, tens of bytes, independent of ranks and workers."""
@@ -53,6 +53,14 @@ class PlanSource:
         """The source as JSON, without default values."""
         spec = asdict(self) | {"rows": dict(self.rows)}
         return {name: value for name, value in spec.items() if name not in ("row_tokens", "rows") or value}
+
+
+def with_record(plan: Plan, **record: Any) -> Plan:
+    """A plan with another record of its runs or places. The rows stay, and so does the fingerprint."""
+    other = replace(plan, **record)
+    if "fingerprint" in plan.__dict__:
+        other.__dict__["fingerprint"] = plan.fingerprint
+    return other
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -302,14 +310,7 @@ class Plan:
             raise PlanError(
                 "these are not the steps of a run", steps=shortened(steps), remedy="a state that state_dict() returned"
             ) from None
-        return self.recorded(runs=runs, batch_tokens=tokens, world_size=world_size, sharding=sharding)
-
-    def recorded(self, **record: Any) -> Plan:
-        """This plan with another record of its runs or places. The rows stay, and so does the fingerprint."""
-        plan = replace(self, **record)
-        if "fingerprint" in self.__dict__:
-            plan.__dict__["fingerprint"] = self.fingerprint
-        return plan
+        return with_record(self, runs=runs, batch_tokens=tokens, world_size=world_size, sharding=sharding)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan to the file `path`, as JSON. Runs that the file already records are kept."""

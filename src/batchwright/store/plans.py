@@ -11,7 +11,7 @@ from typing import Any
 
 from batchwright.base.checks import local_path
 from batchwright.base.errors import PlanError, StoreError
-from batchwright.order.plan import Plan, PlanSource
+from batchwright.order.plan import Plan, PlanSource, with_record
 from batchwright.order.plan_file import is_fingerprint, kept_plans, plan_home, state_in
 from batchwright.store.reader import Store
 from batchwright.store.stream import TokenStream
@@ -38,7 +38,7 @@ def with_places(plan: Plan, streams: Mapping[str, TokenStream]) -> Plan:
     paths = {source.name: str(streams[source.name].store.path.absolute()) for source in plan.all_sources}
     if len(set(paths.values())) == 1:
         return plan
-    return plan.recorded(places=tuple(paths.items()))
+    return with_record(plan, places=tuple(paths.items()))
 
 
 def list_plans(store: Path) -> list[Plan]:
