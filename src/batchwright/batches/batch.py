@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -145,22 +145,51 @@ def add_sample_fields(block: Block, padded: PaddedSamples, fields: Fields, alloc
     seams[short, end[short]] = True
     if fields.cu_seqlens:
         block.seams = seams
-    start = np.flatnonzero(seams).astype(np.int32)
+    start = np.flatnonzero(seams)
     is_sample = begins.reshape(rows * width)[start]
-    count = np.diff(start, append=np.int32(rows * width))
+    count = np.diff(start, append=rows * width)
     if fields.segment_ids:
-        samples = np.cumsum(is_sample, dtype=np.int32)
+        samples = np.cumsum(is_sample)
         above = (samples - is_sample)[np.searchsorted(start, start // width * width)]
         segment = (samples - above) * is_sample  # counted in its row; 0 for padding
-        block.extra["segment_ids"] = allocate(rows, width)
-        block.extra["segment_ids"][:] = np.repeat(segment, count).reshape(rows, width)
+        block.extra["segment_ids"] = _fill_runs(segment, count, allocate(rows, width))
     if fields.position_ids:
-        place_in_run = np.arange(rows * width, dtype=np.int32)
-        place_in_run -= np.repeat(start, count)
-        for run in np.flatnonzero(~is_sample).tolist():
-            place_in_run[start[run] : start[run] + count[run]] = 0
-        block.extra["position_ids"] = allocate(rows, width)
-        block.extra["position_ids"][:] = place_in_run.reshape(rows, width)
+        block.extra["position_ids"] = _number_runs(is_sample, count, allocate(rows, width))
+
+
+_TOKENS_AT_ONCE = 1 << 14
+"""Tokens of the temporary arrays below. Larger ones are fresh memory each time, and its page faults cost more."""
+
+
+def _fill_runs(values: NDArray[np.int64], count: NDArray[np.int64], out: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Write values[0] count[0] times, then values[1], and so on."""
+    flat, values = out.reshape(-1), values.astype(np.int32)
+    for first, last, start, stop in _parts_of_runs(count):
+        flat[start:stop] = np.repeat(values[first:last], count[first:last])
+    return out
+
+
+def _number_runs(is_sample: NDArray[np.bool_], count: NDArray[np.int64], out: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Write 0, 1, ... in each run of a sample, and zeros in the others."""
+    flat, begin = out.reshape(-1), (np.cumsum(count) - count).astype(np.int32)
+    for first, last, start, stop in _parts_of_runs(count):
+        number = np.arange(start, stop, dtype=np.int32)
+        number -= np.repeat(begin[first:last], count[first:last])
+        flat[start:stop] = number
+    for run in np.flatnonzero(~is_sample).tolist():
+        flat[begin[run] : begin[run] + count[run]] = 0
+    return out
+
+
+def _parts_of_runs(count: NDArray[np.int64]) -> Iterator[tuple[int, int, int, int]]:
+    """(first run, last run, first token, last token) of a few runs at a time."""
+    ends = np.cumsum(count)
+    first = start = 0
+    while first < len(count):
+        last = max(int(np.searchsorted(ends, start + _TOKENS_AT_ONCE, side="right")), first + 1)
+        stop = int(ends[last - 1])
+        yield first, last, start, stop
+        first, start = last, stop
 
 
 def seqlens_of(seams: NDArray[np.bool_]) -> tuple[NDArray[np.int32], int]:
