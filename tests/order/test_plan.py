@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,13 @@ PLAN = Plan(
     segments=((0, (("web", 0.7), ("code", 0.3))),),
     num_rows=10_000,
 )
+
+
+def test_another_record_of_runs_leaves_the_fingerprint_and_another_seed_does_not():
+    assert PLAN.fingerprint  # computed, so that a copy could carry it
+    cut = PLAN.cut_as([[0, 0, 32]], world_size=4)
+    assert cut.fingerprint == PLAN.fingerprint == replace(cut, runs=()).fingerprint
+    assert replace(cut, seed=8).fingerprint != PLAN.fingerprint
 
 
 def test_the_fingerprint_is_pinned():
