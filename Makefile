@@ -4,7 +4,13 @@ VENV   ?= .venv
 DEMO   ?= .venv-demo
 PEERS  ?= .venv-peers
 
-.PHONY: demo test test-all test-loaded lint types unit mutate dist bench bench-peers clean
+# Tests start hundreds of interpreters: each would compile the package again if the environment says so.
+export PYTHONDONTWRITEBYTECODE =
+# Workers of pytest share the cores, and arrays are small: more threads would wait for each other.
+unit doctests test-all mutate: export OMP_NUM_THREADS = 1
+unit doctests test-all mutate: export OPENBLAS_NUM_THREADS = 1
+
+.PHONY: demo test test-all test-loaded static lint types doctests unit mutate dist bench bench-peers clean
 
 $(DEMO)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(DEMO)
@@ -20,7 +26,11 @@ $(VENV)/ready: pyproject.toml constraints.txt
 demo: $(DEMO)/ready
 	$(DEMO)/bin/batchwright demo
 
-test: lint types unit
+# Two lanes: lint, types and doctests use the time in which the tests wait.
+test:
+	$(MAKE) -j 2 unit static
+
+static: lint types doctests
 
 lint: $(VENV)/ready
 	$(VENV)/bin/ruff check .
@@ -33,17 +43,18 @@ types: $(VENV)/ready
 
 unit: $(VENV)/ready
 	$(VENV)/bin/pytest -n 3 --dist worksteal -m 'not peers and not slow'
-	$(VENV)/bin/pytest --doctest-modules src/batchwright -q
+
+doctests: $(VENV)/ready
+	$(VENV)/bin/pytest --doctest-modules src/batchwright -q -p no:cacheprovider
 
 # `make test` three times in a row beside eight processes that keep the cores busy. They end with the shell that starts them.
 test-loaded: $(VENV)/ready
 	for n in 1 2 3 4 5 6 7 8; do (while kill -0 $$$$ 2>/dev/null; do :; done) & done; \
 	for round in 1 2 3; do echo "round $$round of 3"; $(MAKE) test || exit 1; done
 
-test-all: lint types $(PEERS)/ready
+test-all: static $(PEERS)/ready
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,bench]'
 	$(VENV)/bin/pytest -n 3 --dist worksteal
-	$(VENV)/bin/pytest --doctest-modules src/batchwright -q
 
 # Change the source in 400 places, one at a time, and count the changes that no test notices. Takes an hour or two.
 mutate: $(VENV)/ready

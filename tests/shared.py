@@ -7,7 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import batchwright as bw
+
+
+def slow(*values: Any) -> Any:
+    """Values of `parametrize` that run with `make test-all`: one more of a kind that `make test` has."""
+    return pytest.param(*values, marks=pytest.mark.slow)
 
 
 def quiet_bake(recipe: bw.DatasetRecipe, to: Path | str, **settings: Any) -> bw.Store:

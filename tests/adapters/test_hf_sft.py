@@ -6,9 +6,8 @@ import logging
 
 import pytest
 import torch
+import transformers  # its attributes are imported when they are used: the trainer takes seconds
 from torch.nn.functional import log_softmax, scaled_dot_product_attention
-from transformers import LlamaConfig, LlamaForCausalLM, PrinterCallback, Trainer, TrainingArguments, set_seed
-from transformers import modeling_flash_attention_utils as flash
 
 import batchwright as bw
 from batchwright.adapters import hf
@@ -55,15 +54,17 @@ def opened(tmp_path_factory):
 
 
 def model(attention="sdpa"):
-    set_seed(0)
+    transformers.set_seed(0)
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
-    return LlamaForCausalLM(LlamaConfig(vocab_size=257, initializer_range=0.4, attn_implementation=attention, **sizes))
+    settings = {"vocab_size": 257, "initializer_range": 0.4, "attn_implementation": attention} | sizes
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**settings))
 
 
 def trainer_of(network, loader, folder, **given):
     fixed = {"max_steps": 1, "logging_steps": 1, "save_strategy": "no", "disable_tqdm": True, "report_to": "none"}
-    trainer = Trainer(model=network, args=TrainingArguments(str(folder), use_cpu=True, **(fixed | given)))
-    trainer.remove_callback(PrinterCallback)
+    arguments = transformers.TrainingArguments(str(folder), use_cpu=True, **(fixed | given))
+    trainer = transformers.Trainer(model=network, args=arguments)
+    trainer.remove_callback(transformers.PrinterCallback)
     feed(trainer, loader)
     return trainer
 
@@ -129,6 +130,8 @@ def test_with_an_attention_mask_or_a_cache_transformers_would_let_samples_see_ea
 
 @torch.no_grad()
 def test_flash_attention_is_told_where_samples_begin(opened, monkeypatch):
+    flash = transformers.modeling_flash_attention_utils
+
     # It needs a GPU, so slow functions stand in for its own; all that leads to them is transformers'.
     def plain(q, k, v, causal=False, **others):
         heads_first = (x.transpose(1, 2) for x in (q, k, v))

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import PrinterCallback, Trainer, TrainingArguments, set_seed
-from transformers.loss.loss_utils import ForCausalLMLoss
+import transformers  # its attributes are imported when they are used: the trainer takes seconds
 
 from batchwright.adapters.hf import feed
 from batchwright.base.errors import PlanError, SpecError
@@ -35,6 +34,8 @@ class Model(torch.nn.Module):
     def forward(self, input_ids, attention_mask, labels):
         self.given.append((input_ids.clone(), attention_mask, labels.clone()))
         logits = self.output(self.dropout(self.embedding(input_ids)))
+        from transformers.loss.loss_utils import ForCausalLMLoss
+
         return {"loss": ForCausalLMLoss(logits=logits, labels=labels, vocab_size=257), "logits": logits}
 
 
@@ -46,12 +47,12 @@ def opened(open_loader, small_store):
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     def make(loader, dropout=0.2, **given):
-        set_seed(0)
+        transformers.set_seed(0)
         fixed = {"logging_steps": 1, "disable_tqdm": True, "report_to": "none", "use_cpu": True}
         fixed |= {"max_steps": 12, "gradient_accumulation_steps": 2, "save_strategy": "no"}
-        arguments = TrainingArguments(str(tmp_path_factory.mktemp("run")), **(fixed | given))
-        trainer = Trainer(model=Model(dropout), args=arguments)
-        trainer.remove_callback(PrinterCallback)
+        arguments = transformers.TrainingArguments(str(tmp_path_factory.mktemp("run")), **(fixed | given))
+        trainer = transformers.Trainer(model=Model(dropout), args=arguments)
+        trainer.remove_callback(transformers.PrinterCallback)
         feed(trainer, loader)
         return trainer
 
@@ -113,7 +114,7 @@ def test_the_loss_is_the_one_computed_by_hand_and_not_shifted_twice(opened, made
 
 
 def test_each_rank_trains_on_its_own_share(opened, made, monkeypatch):
-    monkeypatch.setattr(TrainingArguments, "world_size", 2)
+    monkeypatch.setattr(transformers.TrainingArguments, "world_size", 2)
     trainer = made(opened(rank=1, world_size=2), max_steps=1)
     monkeypatch.undo()
     trainer.train()

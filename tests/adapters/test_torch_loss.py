@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers.loss.loss_utils import ForCausalLMLoss
 
 import batchwright as bw
 
@@ -23,6 +22,13 @@ def logits_of(ids):
     return opinions[ids, torch.arange(ids.shape[1])]
 
 
+def shifted_loss(logits, labels):
+    """The loss of a Hugging Face model, which shifts the labels."""
+    from transformers.loss.loss_utils import ForCausalLMLoss  # takes seconds: not while tests are collected
+
+    return ForCausalLMLoss(logits=logits, labels=labels, vocab_size=VOCABULARY)
+
+
 def loss_by_hand(logits, tokens, counts):
     """Mean of -log p(next token), over every place t whose next token, tokens[t + 1], counts."""
     total, number, logits = 0.0, 0, logits.detach()
@@ -37,7 +43,7 @@ def loss_by_hand(logits, tokens, counts):
 def test_a_model_that_shifts_gets_the_loss_computed_by_hand_from_labels(opened):
     batch = opened().get_batch()
     logits = logits_of(batch.input_ids)
-    loss = ForCausalLMLoss(logits=logits, labels=batch.labels, vocab_size=VOCABULARY)
+    loss = shifted_loss(logits, batch.labels)
     assert float(loss) == pytest.approx(loss_by_hand(logits, batch.input_ids, torch.ones(4, 15)), rel=1e-5)
 
 
@@ -45,7 +51,7 @@ def test_targets_would_be_shifted_twice_by_such_a_model(opened):
     batch = opened().get_batch()
     logits = logits_of(batch.input_ids)
     right = loss_by_hand(logits, batch.input_ids, torch.ones(4, 15))
-    twice = ForCausalLMLoss(logits=logits, labels=batch.targets, vocab_size=VOCABULARY)
+    twice = shifted_loss(logits, batch.targets)
     assert float(twice) != pytest.approx(right, rel=1e-3)
 
 
@@ -65,7 +71,7 @@ def test_documents_are_not_predicted_from_one_another_either_way(opened):
     tokens = torch.cat([batch.input_ids, opened().get_batch().targets[:, -1:]], dim=1)
     own_loop = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch.targets.flatten())
     assert float(own_loop) == pytest.approx(loss_by_hand(logits, tokens, counts), rel=1e-5)
-    shifting = ForCausalLMLoss(logits=logits, labels=batch.labels, vocab_size=VOCABULARY)
+    shifting = shifted_loss(logits, batch.labels)
     assert float(shifting) == pytest.approx(loss_by_hand(logits, batch.input_ids, counts[:, :-1]), rel=1e-5)
 
 

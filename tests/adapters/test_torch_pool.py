@@ -25,6 +25,7 @@ from batchwright.columns.shard import row_bytes
 from batchwright.pool.memory import Needs
 from harness import wait_for
 from refusals import refused
+from shared import slow
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),  # torch counts this machine's cores
@@ -126,7 +127,7 @@ def test_lengths_are_what_a_pass_yields(opened):
     assert len(DataLoader(ds, batch_size=64)) == 3
 
 
-@pytest.mark.parametrize("num_workers", [0, 1, 2, 3])
+@pytest.mark.parametrize("num_workers", [0, slow(1), 2, slow(3)])
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_the_length_of_our_loader_knows_of_its_workers(opened, num_workers, drop_last):
     loader = opened().loader(num_workers=num_workers, drop_last=drop_last)
@@ -137,14 +138,14 @@ def test_the_length_of_our_loader_knows_of_its_workers(opened, num_workers, drop
 # ds.loader(): the one that follows
 
 
-@pytest.mark.parametrize("num_workers", [1, 2, 4])
+@pytest.mark.parametrize("num_workers", [1, 2, slow(4)])
 def test_workers_take_the_turns_that_one_process_would_take(opened, num_workers):
     expected = alone(opened(), lanes=num_workers, epochs=2)
     loader = opened().loader(num_workers=num_workers)
     assert ids_of(loader) + ids_of(loader) == expected
 
 
-@pytest.mark.parametrize(("before", "after"), [(2, 0), (2, 1), (3, 3), (4, 2), (0, 1)])
+@pytest.mark.parametrize(("before", "after"), [(2, 0), (2, 1), (4, 2), (0, 1), slow(3, 3)])
 def test_a_state_after_any_batch_goes_on_exactly_with_other_workers(opened, before, after):
     loader = opened().loader(num_workers=before)
     states, whole = [], []
@@ -156,7 +157,7 @@ def test_a_state_after_any_batch_goes_on_exactly_with_other_workers(opened, befo
 
     # Every state with this process, some with workers, which take a while to start.
     for taken, state in enumerate(states, start=1):
-        if taken in (1, 2, 3, 11, 22, 23, len(states)) or not after:
+        if taken in (1, 11, 23, len(states)) or not after:
             ds = opened()
             ds.load_state_dict(state)
             assert ids_of(ds.loader(num_workers=after)) == (whole[taken:] or second), f"after {taken} batches"

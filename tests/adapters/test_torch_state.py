@@ -13,6 +13,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 import batchwright as bw
 from batchwright.base.errors import EndOfRun, PlanError, SpecError
 from refusals import refused
+from shared import slow
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),  # torch counts this machine's cores
@@ -92,8 +93,17 @@ def test_kept_workers_of_a_plain_dataloader_go_on_with_the_next_epoch(opened, ro
 # loader.torch().loader(): the one that follows
 
 
-@pytest.mark.parametrize("epoch_end", EPOCH_ENDS)
-@pytest.mark.parametrize(("num_workers", "kept"), [(0, False), (1, False), (2, False), (2, True), (3, True)])
+@pytest.mark.parametrize(
+    ("num_workers", "kept", "epoch_end"),
+    [
+        *((0, False, end) for end in EPOCH_ENDS),
+        *((2, True, end) for end in EPOCH_ENDS),
+        (1, False, "short"),
+        (2, False, "drop"),
+        (3, True, "short"),
+        *(slow(*workers, end) for workers in ((1, False), (2, False), (3, True)) for end in ("pad", "wrap")),
+    ],
+)
 def test_epochs_follow_each_other_and_the_state_follows_every_batch(opened, rows, num_workers, kept, epoch_end):
     ours, loader = opened(epoch_end=epoch_end), opened(epoch_end=epoch_end)
     batches = loader.torch().loader(num_workers=num_workers, persistent_workers=kept)
@@ -118,8 +128,10 @@ def test_a_loader_of_either_framework_is_followed(opened, rows, num_workers, fra
     assert rows(got) == rows(all_passes(opened())[0][:3])
 
 
-@pytest.mark.parametrize("stopped_after", [1, 6, 9])
-@pytest.mark.parametrize(("before", "after"), [(0, 2), (2, 3), (3, 0)])
+@pytest.mark.parametrize(
+    ("before", "after", "stopped_after"),
+    [(0, 2, 1), (2, 3, 6), (3, 0, 9), *(slow(2, 3, steps) for steps in (1, 9)), slow(0, 2, 6), slow(3, 0, 1)],
+)
 def test_a_state_continues_exactly_in_a_new_object_with_other_workers(opened, rows, stopped_after, before, after):
     expected = [batch for one_pass in all_passes(opened()) for batch in one_pass][stopped_after:]
     old = opened().torch().loader(num_workers=before)
@@ -248,9 +260,15 @@ def stateful(loader, num_workers, **options):
     return StatefulDataLoader(loader.torch(), batch_size=None, num_workers=num_workers, **options)
 
 
-@pytest.mark.parametrize("epoch_end", EPOCH_ENDS)
-@pytest.mark.parametrize("stopped_after", [0, 1, 4])
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize(
+    ("num_workers", "stopped_after", "epoch_end"),
+    [
+        *((0, steps, end) for steps in (0, 1, 4) for end in EPOCH_ENDS),
+        (2, 0, "drop"),
+        *((2, 4, end) for end in EPOCH_ENDS),
+        *(slow(2, steps, end) for steps in (0, 1) for end in EPOCH_ENDS[1:]),
+    ],
+)
 def test_a_stateful_dataloader_continues_exactly_in_a_new_object(opened, rows, num_workers, stopped_after, epoch_end):
     expected = all_passes(opened(epoch_end=epoch_end))[0]
     old = stateful(opened(epoch_end=epoch_end), num_workers)

@@ -25,6 +25,7 @@ from batchwright.base.processes import Worker
 from batchwright.batches.settings import Asked
 from batchwright.loaders.pretrain import make_plan
 from refusals import refused
+from shared import slow
 
 TWO_LEGS = (Leg(ranks=1), Leg(ranks=2, prefetch=2))
 SETTINGS = {"batch_size": 6, "steps": 12, "legs": TWO_LEGS, "checkpoint_every": 3, "kill_seed": 5}
@@ -136,9 +137,9 @@ def raising(loader, batches, rank):
     ("change", "rank", "what"),
     [
         (changed_tokens, 1, "tokens of row 5 of the batch, and 0 more rows"),
-        (changed_targets, 0, "targets, masks or position of row 0 of the batch"),
+        slow(changed_targets, 0, "targets, masks or position of row 0 of the batch"),
         (moved_cursor, 1, "the state is {'position': 66"),
-        (fewer_rows, 0, "2 rows instead of 3"),
+        slow(fewer_rows, 0, "2 rows instead of 3"),
         (raising, 0, "ValueError: the shard is gone"),
     ],
 )

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch.utilities.data import extract_batch_size
 
 import batchwright as bw
 from batchwright.base.errors import SpecError
@@ -204,9 +203,15 @@ def test_preference_pairs_are_not_the_input_of_one_model():
     batch = loader.get_batch()
     with refused(SpecError, parameter="batch", remedy="chosen"):
         dict(**batch)
-    assert extract_batch_size(batch) == 16
+    assert rows_that_lightning_finds(batch) == 16
+
+
+def rows_that_lightning_finds(batch):
+    from lightning.pytorch.utilities.data import extract_batch_size  # takes seconds: not while tests are collected
+
+    return extract_batch_size(batch)
 
 
 def test_lightning_finds_the_number_of_rows(open_loader, small_store, packed):
-    assert extract_batch_size(open_loader(small_store, framework="torch").get_batch()) == 12
+    assert rows_that_lightning_finds(open_loader(small_store, framework="torch").get_batch()) == 12
     assert isinstance(packed.input_ids, torch.Tensor)

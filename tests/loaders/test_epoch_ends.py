@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import batchwright as bw
 from batchwright.base.errors import SpecError
 from refusals import refused
+from shared import slow
 
 
 def open_ranks(open_numbers, num_rows, world_size, batch_size, state=None, **settings):
@@ -77,7 +78,7 @@ def test_the_step_that_is_sought_is_the_one_that_a_run_comes_to(open_numbers, nu
 
 @pytest.mark.parametrize(
     ("num_rows", "ahead"),
-    [(41, {}), (42, {}), (46, {}), (41, {"prefetch": 2}), (42, {"prefetch": 2}), (42, {"workers": 1})],
+    [(41, {}), (42, {}), (46, {}), (41, {"prefetch": 2}), (42, {"prefetch": 2}), slow(42, {"workers": 1})],
 )
 def test_a_short_batch_is_shared_like_any_other(open_numbers, num_rows, ahead):
     ranks = open_ranks(open_numbers, num_rows, 5, 20, epochs=1, **ahead)
@@ -247,8 +248,14 @@ def open_talks(talks, rank, world_size, balance=None, workers=None):
     )
 
 
-@pytest.mark.parametrize("given", [{}, {"balance": True}, {"workers": 2}])
-@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.parametrize(
+    ("world_size", "given"),
+    [
+        *((ranks, given) for ranks in (1, 2, 4) for given in ({}, {"balance": True})),
+        (2, {"workers": 2}),
+        slow(4, {"workers": 2}),
+    ],
+)
 def test_denominators_of_conversations_add_up_over_ranks_and_parts(talks, world_size, given):
     ranks = [open_talks(talks, rank, world_size, **given) for rank in range(world_size)]
     seen = []

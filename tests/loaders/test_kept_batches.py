@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import batchwright as bw
-from shared import arrays_of
+from shared import arrays_of, slow
 
 AHEAD = {"": None, "prefetch": bw.Delivery(prefetch=2), "workers": bw.Delivery(workers=2)}
 
@@ -18,7 +18,7 @@ def copies(batch):
 
 @pytest.mark.parametrize("framework", ["numpy", "torch"])
 @pytest.mark.parametrize("ahead", AHEAD)
-@pytest.mark.parametrize("batch_size", [3, 8, 96])  # several batches in a block of memory, or one
+@pytest.mark.parametrize("batch_size", [3, slow(8), 96])  # several batches in a block of memory, or one
 def test_100_kept_batches_stay_unchanged(long_store, open_loader, framework, ahead, batch_size):
     loader = open_loader(
         long_store, chunk_size=1024, batch_size=batch_size, framework=framework, epochs=None, delivery=AHEAD[ahead]
