@@ -18,8 +18,7 @@ import numpy as np
 from batchwright.base.errors import SpecError
 from batchwright.base.words import suggest
 from batchwright.order.epochs import NEVER
-from batchwright.order.mix import Pattern, build_pattern, integer_shares
-from batchwright.order.natural import Natural
+from batchwright.order.mix import Natural, Pattern, build_pattern, integer_shares
 
 __all__ = ["Binding", "MixLeg", "OrderChange", "Schedule", "Size", "Sweep", "sweep"]
 
@@ -98,11 +97,7 @@ class MixLeg(NamedTuple):
 
     def counts(self, position: int) -> list[int]:
         """Rows that each source gave before a position of this leg."""
-        if isinstance(self.mix, Pattern):
-            given = self.mix.counts(position - self.start + self.phase)
-        else:
-            epoch, within = divmod(position - self.start, self.mix.num_rows)
-            given = [epoch * n + c for n, c in zip(self.mix.sizes, self.mix.counts(within), strict=True)]
+        given = self.mix.counts(position - self.start + self.phase)
         given += [0] * (len(self.before) - len(given))  # sources that joined later
         return [b + g for b, g in zip(self.base, given, strict=True)]
 
