@@ -33,7 +33,7 @@ from batchwright.loaders.interface import B, Batches, DataLoader, Made, Making, 
 from batchwright.loaders.run import Run
 from batchwright.order.budget import BudgetCut
 from batchwright.order.plan import Plan, State
-from batchwright.order.resume_check import refuse_state
+from batchwright.order.plan_text import refuse_state
 from batchwright.order.schedule import NEVER
 from batchwright.order.split import step_of_position
 from batchwright.typing import Framework, ProcessGroup, Skip, SourceLike, WeightsLike

@@ -70,10 +70,6 @@ class Skips:
         found: NDArray[np.int64] = live + self._skipped[np.searchsorted(self._live_first, live, side="right")]
         return found
 
-    def next_from(self, position: int) -> int | None:
-        """The first skipped position at or after a position."""
-        return next((max(first, position) for first, stop in self.ranges if stop > position), None)
-
 
 @dataclass(frozen=True)
 class Epochs:
