@@ -1,11 +1,21 @@
-"""The adapter of a framework, imported on demand. This is the package's only import of `adapters/`."""
+"""The adapter of a framework, imported on demand, and the moves of a batch's arrays between devices.
+
+This is the package's only import of `adapters/`.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from importlib import import_module
-from typing import Any
+from typing import Any, Self
 
-__all__ = ["adapter", "adapter_of"]
+from batchwright.typing import Device
+
+__all__ = ["Movable", "adapter", "adapter_of"]
+
+_FRAMEWORKS = {"torch": "torch", "jax": "jax", "jaxlib": "jax", "mlx": "mlx"}
+"""The top module of a class of arrays, and its framework."""
 
 
 def adapter(framework: str) -> Any:
@@ -14,6 +24,36 @@ def adapter(framework: str) -> Any:
 
 
 def adapter_of(array: Any) -> Any:
-    """The adapter of the framework that `array` belongs to. ModuleNotFoundError for other objects."""
-    top = type(array).__module__.partition(".")[0]
-    return adapter(top.removesuffix("lib"))  # JAX's arrays are defined in jaxlib
+    """The adapter of the framework that `array` belongs to; None for NumPy's arrays and for other objects."""
+    if not hasattr(array, "shape"):
+        return None
+    return _adapter_of_class(type(array))
+
+
+@cache
+def _adapter_of_class(kind: type) -> Any:
+    for base in kind.__mro__:  # a subclass of tensors may be defined elsewhere
+        framework = _FRAMEWORKS.get(base.__module__.partition(".")[0])
+        if framework is not None:
+            return adapter(framework)
+    return None
+
+
+class Movable:
+    """A batch whose arrays move together."""
+
+    def to(self, device: Device, non_blocking: bool = False) -> Self:
+        """This batch on another device (torch, JAX), or laid out by a sharding (JAX). Lists are not moved.
+
+        In torch the tokens are copied once. With non_blocking, the source memory is not reused before the copy is done,
+        even if this batch is dropped at once.
+        """
+        return self._moved(lambda array: adapter_of(array).copied(array, device, non_blocking))
+
+    def pin_memory(self) -> Self:
+        """This batch in page-locked memory (torch), from which copies to a GPU can overlap with its work."""
+        return self._moved(lambda array: adapter_of(array).pinned(array))
+
+    def _moved(self, move: Callable[[Any], Any]) -> Self:
+        """This batch with its arrays moved. `move` takes an array of a framework."""
+        raise NotImplementedError
