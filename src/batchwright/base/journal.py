@@ -22,8 +22,7 @@ from typing import NamedTuple
 import xxhash
 
 from batchwright.base.errors import BusyError, StoreError
-from batchwright.base.files import out_of_space_at, write_whole
-from batchwright.base.forks import let_go_in_children
+from batchwright.base.files import let_go_in_children, out_of_space_at, write_whole
 
 __all__ = [
     "HEAD_BYTES",

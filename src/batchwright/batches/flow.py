@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from batchwright.base.protocols import Rows
+from batchwright.base.plugins import Rows
 from batchwright.batches.batch import (
     Block,
     Padding,

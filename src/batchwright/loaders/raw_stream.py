@@ -22,10 +22,10 @@ from batchwright.base.fingerprint import fingerprint
 from batchwright.base.memory import BlockPool
 from batchwright.batches.ahead import by_threads
 from batchwright.batches.batch import Block, add_border_fields, mask_padding
-from batchwright.batches.feed import Place
 from batchwright.batches.flow import Task
 from batchwright.batches.settings import Asked, Fields
 from batchwright.batches.types import TrainingBatch
+from batchwright.batches.window import Place
 from batchwright.loaders.blocks import BlockBatches, BlockStream
 from batchwright.loaders.interface import Made, Making, Record, state_at
 from batchwright.loaders.raw_files import recipe_of
