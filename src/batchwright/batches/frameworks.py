@@ -6,7 +6,6 @@ This is the package's only import of `adapters/`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from importlib import import_module
 from typing import Any, Self
 
@@ -27,12 +26,7 @@ def adapter_of(array: Any) -> Any:
     """The adapter of the framework that `array` belongs to; None for NumPy's arrays and for other objects."""
     if not hasattr(array, "shape"):
         return None
-    return _adapter_of_class(type(array))
-
-
-@cache
-def _adapter_of_class(kind: type) -> Any:
-    for base in kind.__mro__:  # a subclass of tensors may be defined elsewhere
+    for base in type(array).__mro__:  # a subclass of tensors may be defined elsewhere
         framework = _FRAMEWORKS.get(base.__module__.partition(".")[0])
         if framework is not None:
             return adapter(framework)

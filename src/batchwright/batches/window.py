@@ -10,7 +10,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,43 +19,9 @@ from batchwright.base.checks import at_least
 from batchwright.base.errors import SpecError
 from batchwright.base.seeds import key_of
 from batchwright.batches.gather import gather_windows
+from batchwright.store.stream import MappedShard, TokenStream
 
-__all__ = ["JointWindows", "Place", "ShardedStream", "Taken", "WindowFeed", "WindowRows", "WindowStream"]
-
-
-class WindowStream(Protocol):
-    """Documents end to end, in mapped memory."""
-
-    name: str
-    split: str
-    num_tokens: int
-    num_documents: int
-    fingerprint: str
-    dtype: np.dtype[Any]
-
-    def addresses(
-        self, starts: NDArray[np.int64], length: int
-    ) -> tuple[NDArray[np.int64], NDArray[np.bool_], list[Any]]: ...
-    def read(self, start: int, stop: int, out: NDArray[Any] | None = None) -> NDArray[Any]: ...
-    def borders(self, start: int, stop: int) -> NDArray[np.int64]: ...
-    def documents_in(self, start: int, stop: int) -> list[tuple[int, int, int]]: ...
-
-
-class ShardTokens(Protocol):
-    """Tokens end to end in memory, valid as long as this object exists."""
-
-    @property
-    def address(self) -> int: ...
-
-
-@runtime_checkable
-class ShardedStream(Protocol):
-    """A stream of tokens in shards. Each shard is mapped on first access."""
-
-    token_starts: NDArray[np.int64]
-    """The start of each shard in the stream, and the end of the last one."""
-
-    def shard(self, shard: int) -> ShardTokens: ...
+__all__ = ["JointWindows", "Place", "Taken", "WindowFeed", "WindowRows"]
 
 
 class WindowRows:
@@ -67,7 +33,7 @@ class WindowRows:
 
     def __init__(
         self,
-        stream: WindowStream,
+        stream: TokenStream,
         row_tokens: int,
         *,
         seed: int,
@@ -75,7 +41,7 @@ class WindowRows:
         name: str | None = None,
         num_tokens: tuple[tuple[int, int], ...] = (),
     ) -> None:
-        self.stream = stream
+        self.stream: TokenStream = stream
         is_whole = len(num_tokens) < 2 and all(tokens == stream.num_tokens for _, tokens in num_tokens)
         self._grown = () if is_whole else num_tokens
         self.row_tokens: int = at_least(1, chunk_size=row_tokens)
@@ -207,9 +173,9 @@ class JointWindows:
 
     def __init__(self, rows: Sequence[WindowRows]) -> None:
         self.rows: list[WindowRows] = list(rows)
-        streams: list[Any] = [each.stream for each in rows]
+        streams = [each.stream for each in rows]
         self.length: int = rows[0].row_tokens + 1
-        self.itemsize: Any = streams[0].dtype.itemsize
+        self.itemsize: int = streams[0].dtype.itemsize
         sizes = np.array([int(stream.token_starts[-1]) for stream in streams], np.int64)
         self._base = np.cumsum(sizes) - sizes
         num_shards = [len(stream.token_starts) - 1 for stream in streams]
@@ -225,7 +191,7 @@ class JointWindows:
         self._one_each = max(num_shards) == 1
         self._token_0 = np.zeros(len(self._shards), np.int64)
         """For each shard, its address less the bytes of all tokens numbered before it; 0: not mapped yet."""
-        self._mapped: list[ShardTokens | None] = [None] * len(self._shards)
+        self._mapped: list[MappedShard | None] = [None] * len(self._shards)
         self._rings = _Rings(rows)
 
     @classmethod
@@ -234,8 +200,7 @@ class JointWindows:
         streams = [each.stream for each in rows]
         return (
             len({(stream.dtype, each.row_tokens) for stream, each in zip(streams, rows, strict=True)}) == 1
-            and all(isinstance(stream, ShardedStream) for stream in streams)
-            and sum(len(s.token_starts) - 1 for s in streams if isinstance(s, ShardedStream)) <= cls.MOST_SHARDS
+            and sum(len(stream.token_starts) - 1 for stream in streams) <= cls.MOST_SHARDS
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
