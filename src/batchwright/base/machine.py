@@ -22,7 +22,6 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 __all__ = [
@@ -311,19 +310,16 @@ class FolderWatch:
         """Let go of everything. A wait in another thread ends, with False."""
         self._take_over_after_fork()
         with self._lock:
-            if self._num_waiting:  # that thread lets go: a descriptor closed under it might soon be another file's
-                self.wake()
-                self._is_closed = True
+            if self._num_waiting:
+                self.wake()  # that thread lets go: a descriptor closed under it might soon be another file's
             else:
-                self._is_closed = True
                 self._release()
+            self._is_closed = True
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __del__(self) -> None:

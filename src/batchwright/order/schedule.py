@@ -85,15 +85,15 @@ class Order:
             num_rows=num_rows,
             changes=changes,
         )
-        self.names: tuple[str, ...] = swept.names
-        self.growth: tuple[tuple[Size, ...], ...] = swept.sizes
+        self.names: tuple[str, ...] = tuple(swept.names)
+        self.growth: tuple[tuple[Size, ...], ...] = tuple(map(tuple, swept.sizes))
         """For each source, how many rows its epochs have, and from which on."""
         self.sizes: tuple[int, ...] = tuple(growth[-1].num_rows for growth in swept.sizes)
         """Rows of an epoch of each source, with all that it has got."""
-        self.legs: tuple[MixLeg, ...] = swept.legs
-        self.bindings: tuple[Binding, ...] = swept.bindings
+        self.legs: tuple[MixLeg, ...] = tuple(swept.legs)
+        self.bindings: tuple[Binding, ...] = tuple(swept.bindings)
         self.skips: Skips = Skips(skips)
-        self.epochs: Epochs = Epochs(swept.eras, swept.limit, self.skips)
+        self.epochs: Epochs = Epochs(tuple(swept.eras), swept.limit, self.skips)
         self._size = np.array(self.sizes, np.int64)
         self._shuffles = Shuffles(len(self.names))
         self._has_grown = [len(growth) > 1 for growth in swept.sizes]
