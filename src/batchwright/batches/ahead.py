@@ -12,6 +12,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
 from typing import Any, TypeVar
 
 import numpy as np
@@ -63,27 +64,22 @@ def by_processes(
         for _ in range(workers):
             into_slot = _IntoSlot(function, descriptor, workers * slots_each * slot_bytes, slot_bytes)
             crew.append(Worker(into_slot, doing="of this loader", share=[descriptor]))
-        remaining = iter(tasks)
-        sent = 0
+        numbered = enumerate(tasks)
+        waiting: deque[Worker] = deque()
 
-        def send() -> None:
-            nonlocal sent
-            for task in remaining:
-                worker, turn = sent % workers, sent // workers
+        def send(most: int) -> None:
+            for number, task in islice(numbered, most):
+                turn, worker = divmod(number, workers)
                 crew[worker].send(worker * slots_each + turn % slots_each, task)
-                sent += 1
-                return
+                waiting.append(crew[worker])
 
-        for _ in range(workers * slots_each):
-            send()
-        given = 0
-        while given < sent:
-            layout = crew[given % workers].receive()
+        send(workers * slots_each)
+        while waiting:
+            layout = waiting.popleft().receive()
             yield {
                 name: np.frombuffer(memory, dtype, count, at).reshape(shape) for name, dtype, shape, count, at in layout
             }
-            given += 1
-            send()
+            send(1)
     finally:
         for member in crew:
             member.close()

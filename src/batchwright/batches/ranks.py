@@ -324,13 +324,11 @@ def _refuse_differences(name: str, standings: Sequence[Standing], plans: Sequenc
 def _refuse_missing(replicas: Mapping[int, Sequence[Standing]]) -> None:
     """Every share of a batch must have equally many processes, and at least one."""
     counts = {rank: len(who) for rank, who in replicas.items()}
-    usual = max(counts.values())
-    short = [rank for rank, count in counts.items() if count < usual]
+    crowded = max(counts, key=counts.__getitem__)
+    short = [rank for rank, count in counts.items() if count < counts[crowded]]
     if not short:
         return
-    many = [standing for rank, count in counts.items() if count == usual for standing in replicas[rank]]
-    crowded = many[0].rank
-    who = [standing for standing in many if standing.rank == crowded]
+    who = replicas[crowded]
     missing = [rank for rank in short if not counts[rank]]
     what = f"data rank {listed(short)} of {len(replicas)} has fewer processes than data rank {crowded}"
     if missing:
