@@ -35,18 +35,11 @@ def progress(what: str, total: int, *, show: bool = True, to: TextIO | None = No
         yield Progress()
     elif stream.isatty():
         from rich.console import Console
-        from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+        from rich.progress import DownloadColumn, TextColumn, TransferSpeedColumn
         from rich.progress import Progress as Bar
 
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            DownloadColumn(),
-            TransferSpeedColumn(),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[note]}"),
-        )
-        with Bar(*columns, console=Console(file=stream), transient=True) as bar:
+        columns = (DownloadColumn(), TransferSpeedColumn(), TextColumn("{task.fields[note]}"))
+        with Bar(*Bar.get_default_columns(), *columns, console=Console(file=stream), transient=True) as bar:
             yield _Live(bar, what, total)
     else:
         yield _Lines(stream, what, total)

@@ -112,20 +112,16 @@ class TrainingBatch(Movable, MutableMapping[str, Any]):
         if targets is not None:
             own["targets"] = _contiguous(targets)
         elif labels is not None:
-            last = _ignored_column(labels) if last_targets is None else last_targets[:, None]
+            last = _ignored_column(labels)
+            if last_targets is not None:
+                last = last_targets[:, None]
             own["labels"], own["targets"] = labels, _joined(labels[:, 1:], last)
         if attention_mask is not None:
             own["attention_mask"] = attention_mask
         if loss_mask is not None:
             own["loss_mask"] = loss_mask
-        if position_ids is not None:
-            own["position_ids"] = position_ids
-        if segment_ids is not None:
-            own["segment_ids"] = segment_ids
-        if cu_seqlens is not None:
-            own["cu_seqlens"] = cu_seqlens
-        if max_seqlen is not None:
-            own["max_seqlen"] = max_seqlen
+        own["position_ids"], own["segment_ids"] = position_ids, segment_ids
+        own["cu_seqlens"], own["max_seqlen"] = cu_seqlens, max_seqlen
 
     # Not fields of the dataclass:
     _loss_mask: ClassVar[Any] = None
@@ -288,7 +284,8 @@ class TrainingBatch(Movable, MutableMapping[str, Any]):
     def _arrays(self) -> dict[str, Any]:
         """The arrays of this batch, by name; labels too, once they were made and may have been written to."""
         own, names = self.__dict__, ("input_ids", "labels", *_MASKS, *_OTHERS)
-        arrays = {name: own[name] for name in names if name in own} | {"targets": self._raw_targets()}
+        arrays = {name: own[name] for name in names if own.get(name) is not None}
+        arrays["targets"] = self._raw_targets()
         if self._loss_mask is not None:
             arrays.setdefault("loss_mask", self.loss_mask)
         return arrays
