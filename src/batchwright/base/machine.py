@@ -26,22 +26,20 @@ from typing import Self
 
 __all__ = [
     "FolderWatch",
+    "advise",
     "anonymous_bytes",
     "available_bytes",
     "boot_id",
     "cpu_count",
     "die_with_parent",
-    "drop_cached",
     "expect_random_reads",
     "is_alive",
     "is_cached",
     "is_linux",
     "limit_memory",
     "name_of_descriptor",
-    "read_only_what_is_asked",
     "shared_memory",
     "unmap_pages",
-    "will_need",
 ]
 
 
@@ -226,25 +224,15 @@ def _libc() -> ctypes.CDLL:
     return ctypes.CDLL(None, use_errno=True)
 
 
-def read_only_what_is_asked(descriptor: int) -> None:
-    """Reads from this descriptor bring nothing more into the cache than they ask for."""
+def advise(descriptor: int, advice: str, offset: int = 0, num_bytes: int = 0) -> None:
+    """Advise the kernel on a part of a file (0 bytes: on all of it), where it takes advice.
+
+    "RANDOM": reads bring only what they ask for into the page cache. "WILLNEED": begin to read it into the cache.
+    "DONTNEED": drop it from the cache, except pages that a process has mapped.
+    """
     if is_linux():
         with contextlib.suppress(OSError):
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
-
-
-def will_need(descriptor: int, offset: int, num_bytes: int) -> None:
-    """Begin to read a small part of a file into the cache, without waiting for it. Nothing where there is no way."""
-    if is_linux():
-        with contextlib.suppress(OSError):
-            os.posix_fadvise(descriptor, offset, num_bytes, os.POSIX_FADV_WILLNEED)
-
-
-def drop_cached(descriptor: int, offset: int, num_bytes: int) -> None:
-    """Drop a part of a file from the page cache, unless a process has it mapped. Linux only."""
-    if is_linux():
-        with contextlib.suppress(OSError):
-            os.posix_fadvise(descriptor, offset, num_bytes, os.POSIX_FADV_DONTNEED)
+            os.posix_fadvise(descriptor, offset, num_bytes, getattr(os, f"POSIX_FADV_{advice}"))
 
 
 def unmap_pages(mapped: mmap.mmap, start: int, stop: int) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from batchwright.base.machine import drop_cached, is_cached, read_only_what_is_asked, will_need
+from batchwright.base.machine import advise, is_cached
 
 __all__ = ["FileReader", "Span", "cached_share"]
 
@@ -66,7 +66,7 @@ class FileReader:
         asked = first
         while descriptor is not None and first < last:
             while asked < min(first + _ASKED_BYTES, last):
-                will_need(descriptor, asked, min(_ASK_BYTES, last - asked))
+                advise(descriptor, "WILLNEED", asked, min(_ASK_BYTES, last - asked))
                 asked += _ASK_BYTES
             try:
                 os.lseek(descriptor, first, os.SEEK_SET)
@@ -88,18 +88,20 @@ class FileReader:
         descriptor = self._descriptor(path)
         if descriptor is not None:
             for offset in offsets.tolist():
-                will_need(descriptor, offset, num_bytes)
+                advise(descriptor, "WILLNEED", offset, num_bytes)
 
     def drop(self, spans: Iterable[Span]) -> None:
         """Drop some spans from the cache, except pages that a process has mapped."""
         for path, first, last in spans:
             descriptor = self._descriptor(path)
             if descriptor is not None:
-                drop_cached(descriptor, first, last - first)
+                advise(descriptor, "DONTNEED", first, last - first)
 
     def is_cached(self, path: Path, offset: int) -> bool | None:
         descriptor = self._descriptor(path)
-        return None if descriptor is None else is_cached(descriptor, offset)
+        if descriptor is None:
+            return None
+        return is_cached(descriptor, offset)
 
     def _descriptor(self, path: Path) -> int | None:
         if path not in self._descriptors:
@@ -107,7 +109,7 @@ class FileReader:
                 self._descriptors[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             except OSError:
                 return None
-            read_only_what_is_asked(self._descriptors[path])
+            advise(self._descriptors[path], "RANDOM")
             if len(self._descriptors) > _OPEN_FILES:
                 os.close(self._descriptors.popitem(last=False)[1])
         return self._descriptors[path]
