@@ -96,8 +96,7 @@ class Journal:
     @classmethod
     def create(cls, path: Path, first_number: int, owner_id: bytes) -> Journal:
         """An empty journal, on disk when this returns; in the place of what was there."""
-        if len(owner_id) != 16:
-            raise ValueError(f"an id has 16 bytes, not {len(owner_id)}")
+        assert len(owner_id) == 16
         head = struct.pack("<8sI16sQ", _MAGIC, _FORMAT, owner_id, first_number)
         with out_of_space_at(path.parent, then="try again"):
             write_whole(path, head + struct.pack("<Q", _checksum(head)))

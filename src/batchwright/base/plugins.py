@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
+import cloudpickle
 import numpy as np
 from numpy.typing import NDArray
 
@@ -119,14 +120,10 @@ def by_value(rebuild: Callable[..., Any], *arguments: Any, function: Any) -> tup
 
     The function travels by value, as functions travel to workers: `rebuild(*arguments, function)` makes the object.
     """
-    import cloudpickle
-
     return _rebuilt, (rebuild, arguments, cloudpickle.dumps(function))
 
 
 def _rebuilt(rebuild: Callable[..., Any], arguments: tuple[Any, ...], packed: bytes) -> Any:
-    import cloudpickle
-
     return rebuild(*arguments, cloudpickle.loads(packed))
 
 
