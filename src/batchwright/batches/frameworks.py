@@ -9,9 +9,12 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any, Self
 
+import numpy as np
+from numpy.typing import NDArray
+
 from batchwright.typing import Device
 
-__all__ = ["Movable", "adapter", "adapter_of"]
+__all__ = ["Movable", "adapter", "adapter_of", "on_host"]
 
 _FRAMEWORKS = {"torch": "torch", "jax": "jax", "jaxlib": "jax", "mlx": "mlx"}
 """The top module of a class of arrays, and its framework."""
@@ -31,6 +34,17 @@ def adapter_of(array: Any) -> Any:
         if framework is not None:
             return adapter(framework)
     return None
+
+
+def on_host(array: Any) -> NDArray[Any] | None:
+    """An array of any framework as a NumPy array."""
+    if array is None:
+        return None
+    if hasattr(array, "detach"):  # torch's: it may be on a device, or of a type that NumPy does not have
+        array = array.detach().cpu()
+        if array.is_floating_point():
+            array = array.float()
+    return np.asarray(array)
 
 
 class Movable:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from batchwright.base.checks import at_least
 from batchwright.base.errors import SpecError
-from batchwright.batches.frameworks import Movable, adapter_of
+from batchwright.batches.frameworks import Movable, adapter_of, on_host
 from batchwright.typing import AnyArray, Tensor
 
 __all__ = ["TraceRecord", "TrainingBatch", "cut_rows"]
@@ -271,7 +271,37 @@ class TrainingBatch(Movable, MutableMapping[str, Any]):
         Metadata of the global batch is kept, so losses that divide by `global_tokens` add up to that of the whole
         batch. Call it before `to(device)`: it reads lengths on the host.
         """
-        return _parts_of(self, max_tokens)
+        at_least(1, max_tokens=max_tokens)
+        if self.cu_seqlens is not None:
+            raise SpecError(
+                "rows of several samples say by cu_seqlens where each begins, over the whole batch",
+                parameter="max_tokens",
+                remedy="cu_seqlens=False (position_ids and segment_ids stay), or a smaller batch_size",
+            )
+        is_real = np.asarray(on_host(self.attention_mask)) != 0
+        rows, width = is_real.shape
+        first = np.where(is_real.any(1), is_real.argmax(1), 0)
+        last = np.where(is_real.any(1), width - is_real[:, ::-1].argmax(1), 0)
+        metadata, fields = self.metadata, self._arrays()
+        made = []
+        for part in cut_rows(last - first, max_tokens):
+            places = slice(int(first[part].min()), max(int(last[part].max()), int(first[part].min()) + 1))
+
+            def cut(value: Any, part: NDArray[np.int64] = part, places: slice = places) -> Any:
+                """The rows and columns of a value that belong to the part, if it has these axes."""
+                if isinstance(value, list) and len(value) == rows:
+                    return [value[row] for row in part.tolist()]
+                shape: tuple[int, ...] = getattr(value, "shape", ())
+                if len(shape) == 0 or shape[0] != rows:
+                    return value
+                picked = _picked(value, part)
+                if len(shape) > 1 and shape[1] == width:
+                    return picked[:, places]
+                return picked
+
+            own = {name: cut(value) for name, value in fields.items()}
+            made.append(_rebuild(own, None, (), {name: cut(value) for name, value in metadata.items()}))
+        return made
 
     def _adapter(self) -> Any:
         adapter = adapter_of(self.input_ids)
@@ -376,44 +406,6 @@ def cut_rows(lengths: NDArray[np.int64], max_tokens: int) -> list[NDArray[np.int
         parts.append(np.sort(order[first:last]))
         first = last
     return parts
-
-
-def _parts_of(batch: TrainingBatch, max_tokens: int) -> list[TrainingBatch]:
-    """The parts of a batch, each as wide as its longest row."""
-    at_least(1, max_tokens=max_tokens)
-    if batch.cu_seqlens is not None:
-        raise SpecError(
-            "rows of several samples say by cu_seqlens where each begins, over the whole batch",
-            parameter="max_tokens",
-            remedy="cu_seqlens=False (position_ids and segment_ids stay), or a smaller batch_size",
-        )
-    mask = batch.attention_mask
-    if hasattr(mask, "cpu"):
-        mask = mask.cpu()
-    is_real = np.asarray(mask) != 0
-    rows, width = is_real.shape
-    first = np.where(is_real.any(1), is_real.argmax(1), 0)
-    last = np.where(is_real.any(1), width - is_real[:, ::-1].argmax(1), 0)
-    metadata, fields = batch.metadata, batch._arrays()
-    made = []
-    for part in cut_rows(last - first, max_tokens):
-        places = slice(int(first[part].min()), max(int(last[part].max()), int(first[part].min()) + 1))
-
-        def cut(value: Any, part: NDArray[np.int64] = part, places: slice = places) -> Any:
-            """The rows and columns of a value that belong to the part, if it has these axes."""
-            if isinstance(value, list) and len(value) == rows:
-                return [value[row] for row in part.tolist()]
-            shape: tuple[int, ...] = getattr(value, "shape", ())
-            if len(shape) == 0 or shape[0] != rows:
-                return value
-            picked = _picked(value, part)
-            if len(shape) > 1 and shape[1] == width:
-                return picked[:, places]
-            return picked
-
-        own = {name: cut(value) for name, value in fields.items()}
-        made.append(_rebuild(own, None, (), {name: cut(value) for name, value in metadata.items()}))
-    return made
 
 
 def _picked(array: Any, rows: NDArray[np.int64]) -> Any:

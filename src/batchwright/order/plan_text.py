@@ -191,15 +191,15 @@ def refuse_state(
         _refuse_state_after_an_amendment(mine, fingerprint, position)
         return
     other = known_plan(fingerprint)
-    if other is None:
-        differs = "that plan is not kept here, so what differs is not known"
-    else:
+    differs, seen = "that plan is not kept here, so what differs is not known", None
+    if other is not None:
         differs = mine.difference(other) or ""
-    seen = {} if other is None or other.row_tokens == mine.row_tokens else {"seen": _share_seen(other, position)}
+        if other.row_tokens != mine.row_tokens:
+            seen = _share_seen(other, position)
     raise PlanError(
         f"this state belongs to plan {fingerprint}, and this loader runs plan {mine.fingerprint}",
         differs=differs,
-        **seen,
+        seen=seen,
         remedy=remedy,
     )
 
