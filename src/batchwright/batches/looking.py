@@ -179,7 +179,9 @@ def _heading(view: _View, shown: int) -> str:
     said = ""
     if (weights != 1).any():
         low, high = float(weights.min()), float(weights.max())
-        said = f" (weight {low:.3g})" if low == high else f" (weights from {low:.3g} to {high:.3g})"
+        said = f" (weights from {low:.3g} to {high:.3g})"
+        if low == high:
+            said = f" (weight {low:.3g})"
     return (
         f"{shown} of {len(view.tokens):,} rows, {view.tokens.size:,} tokens, {100 * len(weights) / total:.1f} % trained"
         f"{said}, {100 * int((~view.is_real).sum()) / total:.1f} % padding"
@@ -268,7 +270,7 @@ def _shown_row(view: _View, row: int, speller: _Speller) -> ShownRow:
 def _border(tokens: Sequence[_Token], num_samples: int, origins: Sequence[str]) -> str:
     """The line before a sample. `origins` describes the source of each of the row's samples."""
     sample = tokens[0].sample
-    origin = origins[sample - 1] if sample <= len(origins) else ""
+    origin = "".join(origins[sample - 1 : sample])
     if num_samples == 1:
         return origin
     num_tokens = sum(not token.note for token in tokens)
@@ -308,7 +310,9 @@ def _spelling(tokenizer: Any, metadata: Mapping[str, Any]) -> tuple[TokenSpellin
         except (OSError, TokenizerError):
             return None, f"ids, no text: {path} is not there or no tokenizer; tokenizer= gives another"
         why = "the tokenizer was a function; tokenizer= gives it"
-    return (found, "") if found.can_decode else (None, f"ids, no text: {why}")
+    if not found.can_decode:
+        return None, f"ids, no text: {why}"
+    return found, ""
 
 
 @lru_cache(maxsize=4)

@@ -94,7 +94,7 @@ class SampleRows:
         self.row_tokens: int = spec.row_tokens
         self.num_rows: int = index.num_rows
         self.num_tokens: int = index.num_tokens
-        self.sequences = 2 if spec.pairs else 1
+        self.sequences = 1 + spec.pairs
         """The number of batch rows for one row: two for a pair."""
         if not self.num_rows:
             counts = ", ".join(f"{n:,} {what}" for what, n in index.counts.items()) or "no documents"

@@ -24,9 +24,6 @@ __all__ = ["SETTINGS", "Asked", "Batching", "Delivery", "Fields", "Mixture", "Sc
 
 Scope = Literal["global", "pool", "window", "none"]
 
-NO_RECORD = "no record of what it was made from"
-"""A marker for settings that a plan was made from and does not hold."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
@@ -75,8 +72,9 @@ def _of_rows(name: str) -> Callable[[Plan], Any]:
     return lambda plan: dict(plan.sources[0].rows).get(name)
 
 
-def _no_record(_: Plan) -> Any:
-    return NO_RECORD
+def _no_record(_: Plan) -> str:
+    """For settings that a plan was made from and does not hold."""
+    return "no record of what it was made from"
 
 
 _COUNT = partial(at_least, 1)
