@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 from numpy.typing import ArrayLike, NDArray
 
-from batchwright.base.protocols import Tokenizer
+from batchwright.base.plugins import Tokenizer
 
 __all__ = [
     "AnyArray",

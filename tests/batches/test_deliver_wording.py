@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 import batchwright as bw
-from batchwright.batches.ranks import find_ranks
-from batchwright.batches.sync import Standing, compare
+from batchwright.batches.ranks import Standing, compare, find_ranks
 
 
 def standing(process, **settings):

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import batchwright as bw
-from batchwright.batches.parts import cut_rows
+from batchwright.batches.types import cut_rows
 from refusals import refused
 
 

@@ -10,7 +10,7 @@ import pytest
 
 import batchwright as bw
 from batchwright.base.errors import SpecError, SyncError
-from batchwright.batches.sync import Standing, compare, digests_of
+from batchwright.batches.ranks import Standing, compare, digests_of
 from refusals import refused
 
 # What processes say, compared: pure, so without processes.

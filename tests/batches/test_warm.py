@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from batchwright.base.machine import is_cached
-from batchwright.batches import warm
-from batchwright.batches.warm import FileReader, cached_share
+from batchwright.batches import ahead
+from batchwright.batches.ahead import FileReader, cached_share
 from harness import wait_for
 
 MEGABYTE = 1 << 20
@@ -110,7 +110,7 @@ def test_a_span_past_the_end_of_a_file_is_read_to_its_end(tmp_path):
 
 
 def test_only_some_files_are_open_at_once_and_none_afterwards(tmp_path, monkeypatch):
-    monkeypatch.setattr(warm, "_OPEN_FILES", 3)
+    monkeypatch.setattr(ahead, "_OPEN_FILES", 3)
     paths = [tmp_path / str(n) for n in range(10)]
     for path in paths:
         path.write_bytes(b"data")

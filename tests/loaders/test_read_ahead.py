@@ -17,7 +17,7 @@ import pytest
 
 import batchwright as bw
 from batchwright.base.errors import SpecError
-from batchwright.batches.warm import FileReader
+from batchwright.batches.ahead import FileReader
 from batchwright.loaders import read_ahead
 from batchwright.loaders.read_ahead import _Blocks, _Rows
 from refusals import refused
@@ -294,7 +294,7 @@ def test_a_copy_has_no_thread_and_gives_the_same(small_store, open_loader):
 def test_a_process_ends_while_its_thread_still_reads(small_store):
     code = f"""
 import time
-from batchwright.batches.warm import FileReader
+from batchwright.batches.ahead import FileReader
 import batchwright as bw
 FileReader.read = lambda self, span: time.sleep(600)
 loader = bw.PretrainDataLoader({str(small_store)!r}, chunk_size=16, framework="numpy",

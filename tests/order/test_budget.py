@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchwright.base.errors import SpecError
-from batchwright.order.budget import BLOCK_ROWS, Blocks, BudgetCut, block_batches, cut_block
+from batchwright.order.budget import BLOCK_ROWS, Blocks, BudgetCut, block_batches, cut_block, refuse_wide_rows
 from batchwright.order.epochs import Epochs, Skips
 from refusals import refused
 
@@ -91,7 +91,7 @@ def test_the_cut_is_pinned():
 @pytest.mark.parametrize(("budget", "multiple"), [(14, 1), (29, 2), (59, 4)])
 def test_a_row_that_no_batch_has_room_for_is_refused_and_named(budget, multiple):
     with refused(SpecError, parameter="batch_tokens", row=1, tokens=15, remedy=f"batch_tokens={15 * multiple}"):
-        cut_block(np.array([3, 15, 2]), budget, row_multiple=multiple, key=0)
+        refuse_wide_rows(np.array([3, 15, 2]), budget, multiple)
 
 
 # A stream

@@ -7,8 +7,8 @@ from fractions import Fraction
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchwright.order import draw
-from batchwright.order.draw import draw_slots
+from batchwright.order import mix
+from batchwright.order.mix import draw_slots
 
 
 def drawn_by_the_rule(counts: tuple[int, ...]) -> list[int]:
@@ -37,14 +37,14 @@ def test_slots_are_drawn_by_the_rule(counts):
 def test_due_dates_that_fit_no_machine_word_give_the_same_slots(monkeypatch):
     counts = (300, 211, 7, 7, 50, 1)
     expected = draw_slots(counts).tolist()
-    monkeypatch.setattr(draw, "_WORD_BITS", 0)
+    monkeypatch.setattr(mix, "_WORD_BITS", 0)
     assert draw_slots(counts).tolist() == expected
 
 
 def test_a_pattern_that_is_drawn_in_parts_is_the_same(monkeypatch):
     counts = (300, 211, 7, 7, 50, 1)
     expected = draw_slots(counts).tolist()
-    monkeypatch.setattr(draw, "_SLOTS_AT_ONCE", 100)
+    monkeypatch.setattr(mix, "_SLOTS_AT_ONCE", 100)
     assert draw_slots(counts).tolist() == expected
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchwright.order.natural import Natural
+from batchwright.order.mix import Natural
 
 sizes_of_sources = st.lists(st.integers(0, 60), min_size=1, max_size=6).filter(any).map(tuple)
 

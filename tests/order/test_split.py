@@ -24,13 +24,13 @@ def walk(cut: Cut, position: int, num_steps: int) -> list[int]:
     """Where each step starts, one at a time, by the words of the contract."""
     starts = []
     for _ in range(num_steps):
-        if cut.epoch_rows is not None:
-            left = cut.epoch_rows - position % cut.epoch_rows
+        if cut.epochs.last_rows is not None:
+            left = cut.epochs.last_rows - position % cut.epochs.last_rows
             if cut.epoch_end == "drop" and left < cut.rows_per_step:
                 position += left
-                left = cut.epoch_rows
+                left = cut.epochs.last_rows
         starts.append(position)
-        if cut.epoch_rows is not None and cut.epoch_end in ("short", "pad"):
+        if cut.epochs.last_rows is not None and cut.epoch_end in ("short", "pad"):
             position += min(cut.rows_per_step, left)
         else:
             position += cut.rows_per_step
@@ -70,7 +70,7 @@ def test_a_batch_never_crosses_an_epoch_unless_it_wraps(cut, position):
         real = cut.real_rows(start)
         assert 1 <= real <= cut.rows_per_step
         if not cut.is_linear:
-            assert start // cut.epoch_rows == (start + real - 1) // cut.epoch_rows
+            assert start // cut.epochs.last_rows == (start + real - 1) // cut.epochs.last_rows
         if cut.epoch_end not in ("short", "pad"):
             assert real == cut.rows_per_step
 
@@ -83,14 +83,6 @@ def test_an_epoch_has_as_many_steps_as_a_walk_counts(rows, epoch_rows, epoch_end
     starts = walk(cut, 0, 200)
     for epoch in range(3):
         assert sum(start // epoch_rows == epoch for start in starts) == cut.steps_of_epoch(0)
-
-
-@given(cuts(), st.integers(0, 200))
-def test_up_to_last_simple_a_step_only_adds_its_rows(cut, position):
-    position = cut.settle(position)
-    while position <= cut.last_simple(position) and position < 400:
-        assert cut.settle(cut.after(position, 1)) == position + cut.rows_per_step
-        position += cut.rows_per_step
 
 
 @st.composite

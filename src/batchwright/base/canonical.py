@@ -141,32 +141,19 @@ class _Writer:
 
 
 _BUILTIN: dict[type, Callable[[_Writer, list[Any]], None]] = {
-    type(None): _Writer.nothing,
-    type(Ellipsis): _Writer.nothing,
-    type(NotImplemented): _Writer.nothing,
+    **dict.fromkeys((type(None), type(Ellipsis), type(NotImplemented)), _Writer.nothing),
     bool: _Writer.bools,
     int: _Writer.ints,
     float: _Writer.floats,
     complex: _Writer.complexes,
     str: _Writer.texts,
-    bytes: _Writer.binaries,
-    bytearray: _Writer.binaries,
-    list: _Writer.lists,
-    tuple: _Writer.lists,
-    set: _Writer.sets,
-    frozenset: _Writer.sets,
+    **dict.fromkeys((bytes, bytearray), _Writer.binaries),
+    **dict.fromkeys((list, tuple), _Writer.lists),
+    **dict.fromkeys((set, frozenset), _Writer.sets),
     dict: _Writer.dicts,
 }
-_JSON: dict[type, str] = {
-    type(None): "null",
-    bool: "bool",
-    int: "int",
-    float: "float",
-    str: "str",
-    list: "list",
-    tuple: "list",
-    dict: "dict",
-}
+_JSON: dict[type, str] = {kind: kind.__name__ for kind in (bool, int, float, str, list, dict)}
+_JSON |= {type(None): "null", tuple: "list"}
 
 
 def _little_endian(numbers: array[Any]) -> bytes:

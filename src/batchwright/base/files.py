@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, and one writer at a time.
+"""Files that appear whole or not at all, one writer at a time, and both across a fork.
 
 Store, plans and bake all lean on these few functions: a temporary name, then a rename; a lock that dies with its
 process; sizes and names checked before they are trusted.
@@ -11,9 +11,11 @@ import errno
 import fcntl
 import itertools
 import os
+import threading
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO, Protocol
 
 from batchwright.base.checks import local_path
 from batchwright.base.errors import BusyError, OutOfSpaceError, StoreError
@@ -24,6 +26,8 @@ __all__ = [
     "inside",
     "is_in_use",
     "is_part",
+    "let_go_in_children",
+    "lock_across_forks",
     "one_at_a_time",
     "out_of_space_at",
     "part_name",
@@ -222,3 +226,59 @@ def out_of_space_at(
                 remedy=f"free some space and {then}",
             ) from error
         raise
+
+
+# Forks
+#
+# A child has one thread. A lock that another thread of its parent held at the fork would never be released in it, and a
+# file that it keeps open keeps the file's lock when the parent is dead. So a fork waits for the locks, and the child
+# lets go of its parent's files.
+
+
+class _Holder(Protocol):
+    def let_go(self) -> None: ...
+
+
+_held: weakref.WeakSet[Any] = weakref.WeakSet()
+_locks: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+_numbers = itertools.count()
+_registering = threading.Lock()
+_taken: list[Any] = []
+
+
+def let_go_in_children(held: _Holder) -> None:
+    """After a fork, `held.let_go()` is called in the child."""
+    _held.add(held)
+
+
+def lock_across_forks() -> threading.RLock:
+    """A lock that no other thread holds while this process forks.
+
+    A fork takes these locks, the newest first: make a lock that is taken inside of others before them.
+    """
+    lock = threading.RLock()
+    with _registering:
+        _locks[next(_numbers)] = lock
+    return lock
+
+
+def _take_all() -> None:
+    _registering.acquire()
+    for _, lock in sorted(_locks.items(), reverse=True):
+        lock.acquire()
+        _taken.append(lock)
+
+
+def _release_all() -> None:
+    while _taken:
+        _taken.pop().release()
+    _registering.release()
+
+
+def _let_go() -> None:
+    for held in list(_held):
+        held.let_go()
+
+
+os.register_at_fork(before=_take_all, after_in_parent=_release_all, after_in_child=_release_all)
+os.register_at_fork(after_in_child=_let_go)

@@ -294,13 +294,8 @@ class _Describer:
             code.co_flags & _FLAGS_THAT_MATTER,
             list(code.co_names),
             list(code.co_varnames),
-            [self._constant(constant) for constant in code.co_consts],
+            [*map(self.describe, code.co_consts)],
         ]
-
-    def _constant(self, constant: Any) -> Any:
-        if isinstance(constant, types.CodeType):
-            return self._code(constant)
-        return self.describe(constant)
 
     def _class(self, described: type) -> Any:
         members = [

@@ -22,19 +22,11 @@ from typing import NamedTuple
 import xxhash
 
 from batchwright.base.errors import BusyError, StoreError
-from batchwright.base.files import out_of_space_at, write_whole
-from batchwright.base.forks import let_go_in_children
+from batchwright.base.files import let_go_in_children, out_of_space_at, write_whole
 
 __all__ = [
-    "HEAD_BYTES",
-    "RECORD_BYTES",
-    "Journal",
-    "JournalHead",
-    "Record",
-    "read_head",
-    "read_record",
-    "read_records",
-    "salvage_records",
+    *("HEAD_BYTES", "RECORD_BYTES", "Journal", "Record"),
+    *("read_head", "read_record", "read_records", "salvage_records"),
 ]
 
 log: logging.Logger = logging.getLogger("batchwright")
@@ -104,8 +96,7 @@ class Journal:
     @classmethod
     def create(cls, path: Path, first_number: int, owner_id: bytes) -> Journal:
         """An empty journal, on disk when this returns; in the place of what was there."""
-        if len(owner_id) != 16:
-            raise ValueError(f"an id has 16 bytes, not {len(owner_id)}")
+        assert len(owner_id) == 16
         head = struct.pack("<8sI16sQ", _MAGIC, _FORMAT, owner_id, first_number)
         with out_of_space_at(path.parent, then="try again"):
             write_whole(path, head + struct.pack("<Q", _checksum(head)))
@@ -117,48 +108,54 @@ class Journal:
 
         `after` is a whole record that was read before: only the rest is checked. `remedy` is the advice for damage.
         """
-        head = read_head(path)
-        number, end = head.first_number - 1, _FILE_HEAD.size
-        if after is not None:
-            number, end = after.number, after.end_offset
-        for record in read_records(path, end, after=number, remedy=remedy):
-            number, end = record.number, record.end_offset
-        descriptor = _open_to_append(path)
+        journal = cls._open_after(path, after)
         try:
-            _remove_rest(path, descriptor, end, number)
+            for record in read_records(path, journal.num_bytes, after=journal.last_number, remedy=remedy):
+                journal.last_number, journal.num_bytes = record.number, record.end_offset
+            journal._remove_rest()
         except BaseException:
-            os.close(descriptor)
+            journal.close()
             raise
-        return cls(path, descriptor, head.owner_id, end, number)
+        return journal
 
     @classmethod
     def open_shared(cls, path: Path, after: Record | None = None) -> Journal:
         """One of several writers' ends, after a record that was read already. Nothing is changed before `catch_up`."""
+        journal = cls._open_after(path, after)
+        journal.is_shared = True
+        return journal
+
+    @classmethod
+    def _open_after(cls, path: Path, after: Record | None) -> Journal:
         head = read_head(path)
         number, end = head.first_number - 1, _FILE_HEAD.size
         if after is not None:
             number, end = after.number, after.end_offset
-        journal = cls(path, _open_to_append(path), head.owner_id, end, number)
-        journal.is_shared = True
-        return journal
+        return cls(path, _open_to_append(path), head.owner_id, end, number)
 
     def catch_up(self) -> list[Record]:
         """What others wrote since. Only under the lock of those who write: what a killed one left of a record is
         removed, and a record that others are in the middle of writing would be, too."""
-        if self._refusal is not None or self._process != os.getpid():
-            raise self._refused()
+        self._refuse_if_unusable()
         if os.fstat(self._descriptor).st_size == self.num_bytes:
             return []
         found = list(read_records(self.path, self.num_bytes, after=self.last_number))
         if found:
             self.last_number, self.num_bytes = found[-1].number, found[-1].end_offset
-        _remove_rest(self.path, self._descriptor, self.num_bytes, self.last_number)
+        self._remove_rest()
         return found
+
+    def _remove_rest(self) -> None:
+        """Cut the file back to the end of its last whole record."""
+        surplus = os.fstat(self._descriptor).st_size - self.num_bytes
+        if surplus:
+            words = "%s: removed %d bytes of a record that was cut off, after record %d"
+            log.warning(words, self.path, surplus, self.last_number)
+            os.ftruncate(self._descriptor, self.num_bytes)
 
     def write(self, number: int, payload: bytes | Sequence[bytes | memoryview]) -> None:
         """Add a record. Parts of a payload are written one after the other, without copying them together."""
-        if self._refusal is not None or self._process != os.getpid():
-            raise self._refused()
+        self._refuse_if_unusable()
         if number != self.last_number + 1:
             raise ValueError(f"record {number} cannot follow record {self.last_number}")
         parts: Sequence[bytes | memoryview]
@@ -200,8 +197,7 @@ class Journal:
 
     def sync(self) -> None:
         """Everything up to here reaches the disk."""
-        if self._refusal is not None or self._process != os.getpid():
-            raise self._refused()
+        self._refuse_if_unusable()
         try:
             _sync(self._descriptor)
         except OSError as error:
@@ -220,32 +216,25 @@ class Journal:
         """In a child process: the file belongs to the parent."""
         self.close()
 
-    def _refused(self) -> Exception:
+    def _refuse_if_unusable(self) -> None:
         if self._process != os.getpid():
-            return BusyError(
+            raise BusyError(
                 "this journal can be written by the process that opened it, not by a child of it",
                 file=self.path,
                 process=f"pid {self._process}",
                 remedy="write in that process; here, open the folder with read_only=True",
             )
-        return StoreError(
-            "this journal takes no more records",
-            file=self.path,
-            reason=self._refusal,
-            remedy="close it and open the folder again: every record up to this one is kept",
-        )
+        if self._refusal is not None:
+            raise StoreError(
+                "this journal takes no more records",
+                file=self.path,
+                reason=self._refusal,
+                remedy="close it and open the folder again: every record up to this one is kept",
+            )
 
     def __del__(self) -> None:
         if getattr(self, "_descriptor", -1) >= 0:
             self.close()
-
-
-def _remove_rest(path: Path, descriptor: int, end: int, number: int) -> None:
-    """Cut a file back to the end of its last whole record."""
-    surplus_bytes = os.fstat(descriptor).st_size - end
-    if surplus_bytes:
-        log.warning("%s: removed %d bytes of a record that was cut off, after record %d", path, surplus_bytes, number)
-        os.ftruncate(descriptor, end)
 
 
 def _open_to_append(path: Path) -> int:

@@ -22,27 +22,24 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 __all__ = [
     "FolderWatch",
+    "advise",
     "anonymous_bytes",
     "available_bytes",
     "boot_id",
     "cpu_count",
     "die_with_parent",
-    "drop_cached",
     "expect_random_reads",
     "is_alive",
     "is_cached",
     "is_linux",
     "limit_memory",
     "name_of_descriptor",
-    "read_only_what_is_asked",
     "shared_memory",
     "unmap_pages",
-    "will_need",
 ]
 
 
@@ -227,25 +224,15 @@ def _libc() -> ctypes.CDLL:
     return ctypes.CDLL(None, use_errno=True)
 
 
-def read_only_what_is_asked(descriptor: int) -> None:
-    """Reads from this descriptor bring nothing more into the cache than they ask for."""
+def advise(descriptor: int, advice: str, offset: int = 0, num_bytes: int = 0) -> None:
+    """Advise the kernel on a part of a file (0 bytes: on all of it), where it takes advice.
+
+    "RANDOM": reads bring only what they ask for into the page cache. "WILLNEED": begin to read it into the cache.
+    "DONTNEED": drop it from the cache, except pages that a process has mapped.
+    """
     if is_linux():
         with contextlib.suppress(OSError):
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
-
-
-def will_need(descriptor: int, offset: int, num_bytes: int) -> None:
-    """Begin to read a small part of a file into the cache, without waiting for it. Nothing where there is no way."""
-    if is_linux():
-        with contextlib.suppress(OSError):
-            os.posix_fadvise(descriptor, offset, num_bytes, os.POSIX_FADV_WILLNEED)
-
-
-def drop_cached(descriptor: int, offset: int, num_bytes: int) -> None:
-    """Drop a part of a file from the page cache, unless a process has it mapped. Linux only."""
-    if is_linux():
-        with contextlib.suppress(OSError):
-            os.posix_fadvise(descriptor, offset, num_bytes, os.POSIX_FADV_DONTNEED)
+            os.posix_fadvise(descriptor, offset, num_bytes, getattr(os, f"POSIX_FADV_{advice}"))
 
 
 def unmap_pages(mapped: mmap.mmap, start: int, stop: int) -> None:
@@ -311,19 +298,16 @@ class FolderWatch:
         """Let go of everything. A wait in another thread ends, with False."""
         self._take_over_after_fork()
         with self._lock:
-            if self._num_waiting:  # that thread lets go: a descriptor closed under it might soon be another file's
-                self.wake()
-                self._is_closed = True
+            if self._num_waiting:
+                self.wake()  # that thread lets go: a descriptor closed under it might soon be another file's
             else:
-                self._is_closed = True
                 self._release()
+            self._is_closed = True
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __del__(self) -> None:
@@ -400,42 +384,31 @@ class FolderWatch:
         with contextlib.suppress(BlockingIOError):
             while self._inotify >= 0:
                 for watch, mask, name in _inotify_events(os.read(self._inotify, 65_536)):
-                    is_changed |= self._take_event(watch, mask, name)
+                    is_changed |= self._is_news(watch, mask, name)
         return is_changed
 
-    def _take_event(self, watch: int, mask: int, name: bytes) -> bool:
-        """Whether an event is news. The watch of a folder that went away is forgotten, so that it is made again."""
-        if mask & _IN_Q_OVERFLOW:
-            return True
-        folders = [folder for folder, of_folder in self._watches.items() if of_folder == watch]
-        if mask & (_IN_MOVE_SELF | _IN_DELETE_SELF | _IN_IGNORED | _IN_UNMOUNT):
-            for folder in folders:
-                del self._watches[folder]
-            if mask & _IN_MOVE_SELF:  # the kernel goes on to watch it under its new name
-                _libc().inotify_rm_watch(self._inotify, watch)
-        return bool(folders) and not name.startswith(b".")
+    def _is_news(self, watch: int, mask: int, name: bytes) -> bool:
+        return bool(mask & _IN_Q_OVERFLOW) or (watch in self._watches.values() and not name.startswith(b"."))
 
     def _look_at_folders(self) -> bool:
-        """Watch what is not watched yet; whether a folder is another than when last looked at.
+        """Watch folders that are not watched yet, or changed. Returns whether one has changed since the last look.
 
         Events do not tell that a folder further up was renamed, nor what another machine did on a network disk.
         """
         is_changed = False
         for folder in self._folders:
             seen, before = _folder_facts(folder), self._seen.get(folder)
-            if (
-                seen
-                and self._inotify >= 0
-                and (folder not in self._watches or before is None or seen[:2] != before[:2])
-            ):
-                self._watch(folder)
+            if seen != before or folder not in self._watches:
+                self._watch(folder)  # it may be another folder under the same name
                 seen = _folder_facts(folder)  # after the watch, which tells of everything later
             is_changed |= seen != before
             self._seen[folder] = seen
         return is_changed
 
     def _watch(self, folder: str) -> None:
-        """Where it cannot be watched (too many watches, no permission), the naps serve that folder."""
+        """Watch what is under this name now. A folder that cannot be watched (too many watches) is polled."""
+        if self._inotify < 0:
+            return
         old = self._watches.pop(folder, None)
         new = int(_libc().inotify_add_watch(self._inotify, os.fsencode(folder), ctypes.c_uint32(_WATCHED_EVENTS)))
         if new >= 0:
@@ -450,8 +423,7 @@ _LONGEST_UNPOLLED_SECONDS = 0.25
 """The folder's modification time shows most changes. A waiter lists the folder this often, not after every nap."""
 
 _IN_CLOSE_WRITE, _IN_MOVED_FROM, _IN_MOVED_TO, _IN_CREATE, _IN_DELETE = 0x8, 0x40, 0x80, 0x100, 0x200
-_IN_DELETE_SELF, _IN_MOVE_SELF, _IN_UNMOUNT, _IN_Q_OVERFLOW, _IN_IGNORED = 0x400, 0x800, 0x2000, 0x4000, 0x8000
-_IN_ONLYDIR = 0x0100_0000
+_IN_DELETE_SELF, _IN_MOVE_SELF, _IN_Q_OVERFLOW, _IN_ONLYDIR = 0x400, 0x800, 0x4000, 0x0100_0000
 _WATCHED_EVENTS = (
     _IN_CLOSE_WRITE | _IN_MOVED_FROM | _IN_MOVED_TO | _IN_CREATE | _IN_DELETE | _IN_DELETE_SELF | _IN_MOVE_SELF
 ) | _IN_ONLYDIR

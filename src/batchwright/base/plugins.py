@@ -1,7 +1,7 @@
-"""Named plug-ins: functions that decorators register, and entry points of installed packages.
+"""Plug-ins: what they must do, and the names under which decorators and installed packages register them.
 
-Entry points are loaded when an unknown name or a list of names is asked for, never at import. They do not replace
-registered names: the meaning of a name does not depend on earlier lookups.
+Nothing here needs to be inherited. Entry points are loaded when an unknown name or a list of names is asked for, never
+at import. They do not replace registered names: the meaning of a name does not depend on earlier lookups.
 """
 
 from __future__ import annotations
@@ -15,8 +15,14 @@ from batchwright.base.words import suggest
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
 
-__all__ = ["Registry", "by_value"]
+import cloudpickle
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Registry", "Rows", "Tokenizer", "by_value"]
 
 T = TypeVar("T")
 
@@ -114,14 +120,10 @@ def by_value(rebuild: Callable[..., Any], *arguments: Any, function: Any) -> tup
 
     The function travels by value, as functions travel to workers: `rebuild(*arguments, function)` makes the object.
     """
-    import cloudpickle
-
     return _rebuilt, (rebuild, arguments, cloudpickle.dumps(function))
 
 
 def _rebuilt(rebuild: Callable[..., Any], arguments: tuple[Any, ...], packed: bytes) -> Any:
-    import cloudpickle
-
     return rebuild(*arguments, cloudpickle.loads(packed))
 
 
@@ -146,3 +148,60 @@ def _package_of(entry: EntryPoint) -> str:
     if entry.dist is None:
         return ""
     return f"{entry.dist.name} {entry.dist.version}"
+
+
+# The methods of plug-ins, and their duties
+
+
+@runtime_checkable
+class Rows(Protocol):
+    """Rows of equal length that one source offers, by number. Called from several threads; same number, same row.
+
+    >>> class Counting:
+    ...     name, num_rows, row_tokens, fingerprint = "counting", 10**12, 4, "counting-v1"
+    ...     def gather(self, index, epoch, out):
+    ...         out[:] = index[:, None] + range(out.shape[1])
+    >>> isinstance(Counting(), Rows)
+    True
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def num_rows(self) -> int: ...
+
+    @property
+    def row_tokens(self) -> int:
+        """Tokens that a row trains on. `gather` gives one more: the last target."""
+        ...
+
+    @property
+    def fingerprint(self) -> str:
+        """Names the content: other content, another fingerprint."""
+        ...
+
+    def gather(self, index: NDArray[np.int64], epoch: NDArray[np.int64], out: NDArray[np.int64]) -> None:
+        """Write row index[i] of the source's epoch epoch[i] to out[i], which has row_tokens + 1 places."""
+        ...
+
+
+@runtime_checkable
+class Tokenizer(Protocol):
+    """Text to ids. Called in several processes; same text, same ids."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Every id is below this."""
+        ...
+
+    @property
+    def fingerprint(self) -> str: ...
+
+    def encode_batch(self, texts: Sequence[str]) -> list[Any]:
+        """The ids of each text, as anything NumPy takes."""
+        ...
+
+    def decode(self, ids: Sequence[int]) -> str | None:
+        """The text of some ids, or None where that cannot be known."""
+        ...

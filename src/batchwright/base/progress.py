@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
 __all__ = ["Progress", "progress", "say"]
 
@@ -16,8 +16,11 @@ log: logging.Logger = logging.getLogger("batchwright")
 _SECONDS_BETWEEN_LINES = 5.0
 
 
-class Progress(Protocol):
-    def advance(self, amount: int, note: str = "") -> None: ...
+class Progress:
+    """Work that nobody watches."""
+
+    def advance(self, amount: int, note: str = "") -> None:
+        """Count `amount` more bytes. The note stands beside the bar or in the line."""
 
 
 @contextmanager
@@ -29,21 +32,14 @@ def progress(what: str, total: int, *, show: bool = True, to: TextIO | None = No
     """
     stream = to or sys.stderr
     if not show:
-        yield _Silent()
+        yield Progress()
     elif stream.isatty():
         from rich.console import Console
-        from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+        from rich.progress import DownloadColumn, TextColumn, TransferSpeedColumn
         from rich.progress import Progress as Bar
 
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            DownloadColumn(),
-            TransferSpeedColumn(),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[note]}"),
-        )
-        with Bar(*columns, console=Console(file=stream), transient=True) as bar:
+        columns = (DownloadColumn(), TransferSpeedColumn(), TextColumn("{task.fields[note]}"))
+        with Bar(*Bar.get_default_columns(), *columns, console=Console(file=stream), transient=True) as bar:
             yield _Live(bar, what, total)
     else:
         yield _Lines(stream, what, total)
@@ -56,12 +52,7 @@ def say(text: str, *, show: bool = True) -> None:
         print(text, file=sys.stderr, flush=True)
 
 
-class _Silent:
-    def advance(self, amount: int, note: str = "") -> None:
-        pass
-
-
-class _Live:
+class _Live(Progress):
     def __init__(self, bar: Any, what: str, total: int) -> None:
         self._bar = bar
         self._task = bar.add_task(what, total=total, note="")
@@ -70,7 +61,7 @@ class _Live:
         self._bar.update(self._task, advance=amount, note=note)
 
 
-class _Lines:
+class _Lines(Progress):
     def __init__(self, stream: TextIO, what: str, total: int) -> None:
         self._stream, self._what, self._total = stream, what, total
         self._done = 0

@@ -104,14 +104,10 @@ def add_border_fields(block: Block, borders: Sequence[NDArray[np.int64]], fields
 
 def fill_up(block: Block, widths: NDArray[np.int64], pad: int) -> None:
     """Pad shorter rows with the token `pad` at the end. Padding is not attended to, and nothing is learned there."""
-    rows, width = block.tokens.shape
-    place = np.arange(width)
+    place = np.arange(block.tokens.shape[1])
     is_real = place[:-1] < widths[:, None]
-    loss = block.extra.get("loss_mask", constant_mask(rows, width - 1, "float32"))
-    targets = block.extra.get("targets", block.tokens[:, 1:])
     block.extra["attention_mask"] = is_real.astype(np.int64)
-    block.extra["loss_mask"] = np.where(is_real, loss, np.float32(0))
-    block.extra["targets"] = np.where(is_real, targets, -100)
+    _learn_only(block, is_real)
     if "segment_ids" in block.extra:
         block.extra["segment_ids"] = np.where(is_real, block.extra["segment_ids"], 0)
     block.tokens[place >= widths[:, None]] = pad  # last: a row's last token is only a target, and padding as input
@@ -202,9 +198,14 @@ def mask_padding(block: Block) -> None:
     """Mask rows of weight 0. They only fill the batch up, and nothing is learned from them."""
     if block.weight is None:
         return
-    rows, width = len(block.tokens), block.tokens.shape[1] - 1
-    real = np.repeat(block.weight, rows // len(block.weight))[:, None]
-    loss = block.extra.get("loss_mask", constant_mask(rows, width, "float32"))
+    is_real = np.repeat(block.weight > 0, len(block.tokens) // len(block.weight))
+    _learn_only(block, is_real[:, None])
+
+
+def _learn_only(block: Block, where: NDArray[np.bool_]) -> None:
+    """Let nothing be learned elsewhere."""
+    rows, width = block.tokens.shape
+    loss = block.extra.get("loss_mask", constant_mask(rows, width - 1, "float32"))
     targets = block.extra.get("targets", block.tokens[:, 1:])
-    block.extra["loss_mask"] = (loss * real).astype(np.float32)
-    block.extra["targets"] = np.where(real > 0, targets, -100)
+    block.extra["loss_mask"] = np.where(where, loss, np.float32(0))
+    block.extra["targets"] = np.where(where, targets, -100)

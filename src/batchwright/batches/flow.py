@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from batchwright.base.protocols import Rows
+from batchwright.base.plugins import Rows
 from batchwright.batches.batch import (
     Block,
     Padding,
@@ -31,7 +31,7 @@ from batchwright.batches.settings import Fields
 from batchwright.batches.window import JointWindows, WindowRows
 from batchwright.order.schedule import Draw, Order
 from batchwright.order.sharding import Share, last_row, row_numbers
-from batchwright.store.stream import StoredDocument, TokenStream
+from batchwright.store.stream import StoredDocument
 
 __all__ = ["Flow", "LocatedRows", "Picked", "Task"]
 
@@ -172,11 +172,9 @@ class Flow:
         draw, found = self.order.at(positions), []
         for source, index, epoch in zip(draw.source.tolist(), draw.index.tolist(), draw.epoch.tolist(), strict=True):
             rows = self.stored[source]
-            stream = rows.stream
-            assert isinstance(stream, TokenStream)
             pieces = rows.pieces_of(index, epoch)
-            numbers = [number for _, begin, stop in pieces for number, _, _ in stream.documents_in(begin, stop)]
-            found.append([stream.document(number) for number in numbers])
+            numbers = [number for _, begin, stop in pieces for number, _, _ in rows.stream.documents_in(begin, stop)]
+            found.append([rows.stream.document(number) for number in numbers])
         return found
 
     def at(self, positions: NDArray[np.int64], allocate: Allocate) -> Block:

@@ -42,7 +42,9 @@ class TextLine(NamedTuple):
 
     @property
     def role_name(self) -> str:
-        return ROLES[self.role] if 0 <= self.role < len(ROLES) else ""
+        if not 0 <= self.role < len(ROLES):
+            return ""
+        return ROLES[self.role]
 
 
 class ShownRow(NamedTuple):
@@ -117,12 +119,12 @@ Paint = Callable[[Sequence[TextRun], str], str]
 
 
 def _plain_lines(row: ShownRow, paint: Paint, width: int) -> Iterator[str]:
-    gutter = max(map(len, ROLES)) + 1 if row.has_roles else 0
+    gutter = (max(map(len, ROLES)) + 1) * row.has_roles
     for line in row.lines:
         if line.border:
             yield f"  -- {printable(line.border)}"
             continue
-        name = line.role_name if line.is_turn_start else ""
+        name = line.role_name * line.is_turn_start
         for runs in _wrapped(line.runs, max(width - gutter - 6, 12)):
             yield f"  {name:<{gutter}}| {paint(runs, line.role_name)}"
             name = ""
@@ -158,7 +160,7 @@ def _fitting(kind: str, text: str, columns: int, *, is_first: bool) -> int:
     if size == len(text):
         return size
     if kind != "text":
-        return len(text) if is_first else 0
+        return len(text) * is_first
     return text.rfind(" ", 0, size) + 1 or size
 
 
@@ -258,4 +260,6 @@ def _runs_html(runs: Sequence[TextRun]) -> str:
 
 def _run_html(run: TextRun) -> str:
     text = markup.escape(run.text)
-    return f'<span class="{_CLASSES[run.kind]}">{text}</span>' if run.kind in _CLASSES else text
+    if run.kind not in _CLASSES:
+        return text
+    return f'<span class="{_CLASSES[run.kind]}">{text}</span>'

@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 
 from batchwright.base.checks import at_least
 from batchwright.base.errors import SpecError, TokenizerError
+from batchwright.base.words import counted
+from batchwright.batches.frameworks import on_host
 from batchwright.batches.look_text import Look, ShownRow, TextLine, TextRun, printable
 from batchwright.batches.types import TrainingBatch
 from batchwright.prepare.token_text import TokenSpelling, TokenText
@@ -95,7 +97,7 @@ def _view(batch: Any) -> _View:
             return batch.get(name)
         return getattr(batch, name, None)
 
-    tokens = _on_host(get("input_ids"))
+    tokens = on_host(get("input_ids"))
     if tokens is None or tokens.ndim != 2:
         what = f"a {type(batch).__name__}" if tokens is None else f"input_ids of {tokens.ndim} dimensions"
         raise SpecError(
@@ -120,7 +122,7 @@ def _view(batch: Any) -> _View:
     weight = is_target.astype(np.float32)
     if mask is not None:
         weight = np.where(is_target, mask, 0).astype(np.float32)
-    begins = _begins(segments, positions, _on_host(get("cu_seqlens")), is_real)
+    begins = _begins(segments, positions, on_host(get("cu_seqlens")), is_real)
     sample = np.where(is_real, np.cumsum(begins, axis=1), 0)
     is_next = np.zeros(tokens.shape, bool)  # the token after a row's last one is only a target
     is_next[:, :-1] = (targets[:, :-1] == tokens[:, 1:]) & (is_real[:, 1:] | ~is_real[:, :-1])
@@ -131,21 +133,12 @@ def _view(batch: Any) -> _View:
     return replace(view, notes=tuple(_notes(view, is_target)))
 
 
-def _on_host(array: Any) -> NDArray[Any] | None:
-    """An array of any framework as a NumPy array."""
-    if array is None:
-        return None
-    if hasattr(array, "detach"):  # torch's: it may be on a device, or of a type that NumPy does not have
-        array = array.detach().cpu()
-        if array.is_floating_point():
-            array = array.float()
-    return np.asarray(array)
-
-
 def _of_shape(array: Any, shape: tuple[int, ...]) -> NDArray[Any] | None:
     """The array if it has a value for each token, unlike masks of token pairs."""
-    found = _on_host(array)
-    return found if found is not None and found.shape == shape else None
+    found = on_host(array)
+    if found is None or found.shape != shape:
+        return None
+    return found
 
 
 def _begins(
@@ -177,7 +170,7 @@ def _notes(view: _View, is_target: NDArray[np.bool_]) -> Iterator[str]:
     ):
         number = int(found.sum())
         if number:
-            yield f"{number:,} {noun} is {words}" if number == 1 else f"{number:,} {noun}s are {words}"
+            yield f"{counted(number, noun)} {'is' if number == 1 else 'are'} {words}"
 
 
 def _heading(view: _View, shown: int) -> str:
@@ -186,7 +179,9 @@ def _heading(view: _View, shown: int) -> str:
     said = ""
     if (weights != 1).any():
         low, high = float(weights.min()), float(weights.max())
-        said = f" (weight {low:.3g})" if low == high else f" (weights from {low:.3g} to {high:.3g})"
+        said = f" (weights from {low:.3g} to {high:.3g})"
+        if low == high:
+            said = f" (weight {low:.3g})"
     return (
         f"{shown} of {len(view.tokens):,} rows, {view.tokens.size:,} tokens, {100 * len(weights) / total:.1f} % trained"
         f"{said}, {100 * int((~view.is_real).sum()) / total:.1f} % padding"
@@ -199,7 +194,9 @@ def _row_heading(view: _View, row: int) -> str:
         values = view.metadata.get(name)
         if isinstance(values, Sequence | np.ndarray) and not isinstance(values, str) and len(values) > row:
             known[name] = values[row]
-    words = [str(known["source"])] if "source" in known else []
+    words: list[str] = []
+    if "source" in known:
+        words.append(str(known["source"]))
     if "position" in known:
         words.append(f"position {int(known['position']):,}")
     if known.get("side"):
@@ -273,7 +270,7 @@ def _shown_row(view: _View, row: int, speller: _Speller) -> ShownRow:
 def _border(tokens: Sequence[_Token], num_samples: int, origins: Sequence[str]) -> str:
     """The line before a sample. `origins` describes the source of each of the row's samples."""
     sample = tokens[0].sample
-    origin = origins[sample - 1] if sample <= len(origins) else ""
+    origin = "".join(origins[sample - 1 : sample])
     if num_samples == 1:
         return origin
     num_tokens = sum(not token.note for token in tokens)
@@ -313,7 +310,9 @@ def _spelling(tokenizer: Any, metadata: Mapping[str, Any]) -> tuple[TokenSpellin
         except (OSError, TokenizerError):
             return None, f"ids, no text: {path} is not there or no tokenizer; tokenizer= gives another"
         why = "the tokenizer was a function; tokenizer= gives it"
-    return (found, "") if found.can_decode else (None, f"ids, no text: {why}")
+    if not found.can_decode:
+        return None, f"ids, no text: {why}"
+    return found, ""
 
 
 @lru_cache(maxsize=4)

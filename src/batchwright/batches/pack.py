@@ -31,9 +31,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from batchwright.base.checks import at_least, one_of
-from batchwright.base.errors import SpecError
-
 __all__ = ["PACKINGS", "PACK_VERSION", "Packing", "pack"]
 
 PACK_VERSION = 1
@@ -66,49 +63,24 @@ class _Fills(NamedTuple):
 
 
 def pack(lengths: NDArray[np.integer], capacity: int, method: str = "best_fit") -> Packing:
-    """Rows of items whose lengths sum to `capacity` at most.
+    """Rows of items whose lengths sum to `capacity` at most. No items give no rows.
 
-    No items give no rows. Lengths of 0 and lengths over capacity are refused: cut or drop them before.
+    `plan_rows` has cut or dropped longer items, and left out empty ones.
     """
-    capacity = at_least(1, capacity=capacity)
-    one_of(PACKINGS, method=method)
-    checked = _checked(lengths, capacity)
-    if len(checked) == 0:
+    items = lengths.astype(np.int64)
+    if not len(items):
         return Packing(np.empty(0, np.int64), np.zeros(1, np.int64))
-    capacity = min(capacity, int(checked.sum()))  # a wider row holds no more, and all numbers fit into 64 bits
+    assert 1 <= items.min() <= items.max() <= capacity, "an item that no row can have"
+    capacity = min(capacity, int(items.sum()))  # a wider row holds no more, and all numbers fit into 64 bits
     if method == "greedy":
-        return Packing(np.arange(len(checked), dtype=np.int64), _greedy_starts(checked, capacity))
-    longest_first = _stable_order(capacity - checked)
-    distinct, counts = _histogram(checked[longest_first])
+        return Packing(np.arange(len(items), dtype=np.int64), _greedy_starts(items, capacity))
+    longest_first = _stable_order(capacity - items)
+    distinct, counts = _histogram(items[longest_first])
     fill = {"best_fit": _best_fit, "first_fit": _first_fit}[method]
     fills = fill(distinct, counts, capacity)
     row_of = _row_of_each(fills)
     row_starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.bincount(row_of))])
     return Packing(longest_first[_stable_order(row_of)], row_starts)
-
-
-def _checked(lengths: NDArray[np.integer], capacity: int) -> NDArray[np.int64]:
-    lengths = np.asarray(lengths)
-    if lengths.ndim != 1 or (lengths.size and lengths.dtype.kind not in "iu"):
-        raise SpecError(
-            f"lengths must be a one-dimensional array of whole numbers, got {lengths.dtype} of shape {lengths.shape}",
-            parameter="lengths",
-            remedy="np.array([...], np.int64)",
-        )
-    _refuse_items(lengths < 1, lengths, capacity, "", "leave empty items out before packing")
-    remedy = f"cut or drop it, or capacity={lengths.max(initial=1)}"
-    _refuse_items(lengths > capacity, lengths, capacity, f", more than the capacity {capacity} of a row", remedy)
-    return lengths.astype(np.int64)
-
-
-def _refuse_items(
-    is_bad: NDArray[np.bool_], lengths: NDArray[np.integer], capacity: int, why: str, remedy: str
-) -> None:
-    if is_bad.any():
-        item = int(np.argmax(is_bad))
-        length = int(lengths[item])
-        where = {"item": item, "length": length, "capacity": capacity}
-        raise SpecError(f"item {item} has length {length}{why}", parameter="lengths", **where, remedy=remedy)
 
 
 def _stable_order(keys: NDArray[np.int64]) -> NDArray[np.int64]:

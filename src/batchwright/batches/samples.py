@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from batchwright.base.errors import SpecError
 from batchwright.batches.gather import Allocate, copy_runs, floats, fresh
 from batchwright.batches.row_index import RowIndex, RowSpec, SpanWeights, ragged
+from batchwright.store.stream import TokenStream
 
 __all__ = ["PaddedSamples", "SampleRows", "join_padded"]
 
@@ -61,25 +62,12 @@ def join_padded(parts: list[tuple[NDArray[np.int64], PaddedSamples]], out: NDArr
     return joined
 
 
-class SampleStream(Protocol):
-    """The part of a stream of documents that rows of samples need."""
-
-    name: str
-    split: str
-    fingerprint: str
-    dtype: np.dtype[Any]
-
-    def addresses(
-        self, starts: NDArray[np.int64], length: int
-    ) -> tuple[NDArray[np.int64], NDArray[np.bool_], list[Any]]: ...
-
-
 class SampleRows:
     """The rows of a stream's documents, by a row index. Safe to use from several threads."""
 
     def __init__(
         self,
-        stream: SampleStream,
+        stream: TokenStream,
         index: RowIndex,
         spec: RowSpec,
         borders: NDArray[np.int64],
@@ -94,7 +82,7 @@ class SampleRows:
         `reopen` is a (function, arguments) with which another process opens the same rows. Without it they are copied.
         """
         self._reopen = reopen
-        self.stream: SampleStream = stream
+        self.stream: TokenStream = stream
         self.index: RowIndex = index
         self.spec: RowSpec = spec
         self.trained: SpanWeights | None = trained
@@ -106,7 +94,7 @@ class SampleRows:
         self.row_tokens: int = spec.row_tokens
         self.num_rows: int = index.num_rows
         self.num_tokens: int = index.num_tokens
-        self.sequences = 2 if spec.pairs else 1
+        self.sequences = 1 + spec.pairs
         """The number of batch rows for one row: two for a pair."""
         if not self.num_rows:
             counts = ", ".join(f"{n:,} {what}" for what, n in index.counts.items()) or "no documents"

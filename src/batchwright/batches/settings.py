@@ -24,9 +24,6 @@ __all__ = ["SETTINGS", "Asked", "Batching", "Delivery", "Fields", "Mixture", "Sc
 
 Scope = Literal["global", "pool", "window", "none"]
 
-NO_RECORD = "no record of what it was made from"
-"""A marker for settings that a plan was made from and does not hold."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
@@ -75,8 +72,9 @@ def _of_rows(name: str) -> Callable[[Plan], Any]:
     return lambda plan: dict(plan.sources[0].rows).get(name)
 
 
-def _no_record(_: Plan) -> Any:
-    return NO_RECORD
+def _no_record(_: Plan) -> str:
+    """For settings that a plan was made from and does not hold."""
+    return "no record of what it was made from"
 
 
 _COUNT = partial(at_least, 1)
@@ -175,10 +173,7 @@ class Shuffle(Value):
         metavar="N",
     )
     recut: bool | None = switch(
-        "whether each epoch cuts windows at other places",
-        default=True,
-        planned=attrgetter("recut"),
-        metavar="",
+        "whether each epoch cuts windows at other places", default=True, planned=attrgetter("recut"), metavar=""
     )
 
 
@@ -236,11 +231,7 @@ class Batching(Value):
     """The size and shape of batches, and the rows of each rank. Short form: `batch_size=8`."""
 
     size: int | None = setting(
-        "rows of a batch over all ranks together",
-        name="batch_size",
-        check=_COUNT,
-        default=8,
-        metavar="ROWS",
+        "rows of a batch over all ranks together", name="batch_size", check=_COUNT, default=8, metavar="ROWS"
     )
     _: KW_ONLY
     tokens: int | None = setting(
@@ -290,8 +281,7 @@ class Batching(Value):
     )
     uneven: bool | None = switch("whether ranks may get different numbers of rows", default=False)
     sharding: ShardingLike | None = setting(
-        "which rows of a batch a rank gets: contiguous, strided, a registered name, or a function",
-        default="contiguous",
+        "which rows of a batch a rank gets: contiguous, strided, a registered name, or a function", default="contiguous"
     )
     mesh: Mesh | None = setting(
         "a torch DeviceMesh: ranks that it does not split data among read the same rows",
@@ -308,15 +298,11 @@ class Fields(Value):
         "the number of the document inside its row, from 1", default="True for packed rows"
     )
     cu_seqlens: bool | None = switch(
-        "where parts begin that do not attend to each other",
-        default="True for packed rows",
-        streams=False,
+        "where parts begin that do not attend to each other", default="True for packed rows", streams=False
     )
     roles: bool | None = switch("role and turn of every token, in metadata", default=False, streams=False)
     rows: bool | None = switch(
-        "which file and which of its rows each row was made from, in metadata",
-        default=False,
-        streams=False,
+        "which file and which of its rows each row was made from, in metadata", default=False, streams=False
     )
     border_loss: bool | None = switch(
         "whether the first token of a document is learned from the document before it", default=True
@@ -341,9 +327,7 @@ class Delivery(Value):
     )
     workers: int | None = setting("processes that make them", check=partial(at_least, 0), default=0, streams=(0,))
     read_ahead: bool | None = switch(
-        "read cold data before it is needed",
-        default="where the data is large and not cached",
-        streams=(False,),
+        "read cold data before it is needed", default="where the data is large and not cached", streams=(False,)
     )
     check: bool | None = switch(
         "look at the first conversations for what would be trained wrong", default=True, streams=False

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
+from batchwright.base.checks import at_least
 from batchwright.base.errors import SpecError
-from batchwright.batches.frameworks import adapter_of
-from batchwright.typing import AnyArray, Device, Tensor
+from batchwright.batches.frameworks import Movable, adapter_of, on_host
+from batchwright.typing import AnyArray, Tensor
 
-__all__ = ["TraceRecord", "TrainingBatch", "rebuild"]
+__all__ = ["TraceRecord", "TrainingBatch", "cut_rows"]
 
 _MASKS = ("attention_mask", "loss_mask")
 _OTHERS = ("position_ids", "segment_ids", "cu_seqlens", "max_seqlen")
@@ -29,7 +31,7 @@ _IGNORED = -100
 
 
 @dataclass(init=False, repr=False, eq=False)
-class TrainingBatch(MutableMapping[str, Any]):
+class TrainingBatch(Movable, MutableMapping[str, Any]):
     """One batch: `model(**batch)` for Hugging Face models, `batch.targets` for your own loop.
 
     The name of an array says what it is aligned with:
@@ -110,20 +112,16 @@ class TrainingBatch(MutableMapping[str, Any]):
         if targets is not None:
             own["targets"] = _contiguous(targets)
         elif labels is not None:
-            last = _ignored_column(labels) if last_targets is None else last_targets[:, None]
+            last = _ignored_column(labels)
+            if last_targets is not None:
+                last = last_targets[:, None]
             own["labels"], own["targets"] = labels, _joined(labels[:, 1:], last)
         if attention_mask is not None:
             own["attention_mask"] = attention_mask
         if loss_mask is not None:
             own["loss_mask"] = loss_mask
-        if position_ids is not None:
-            own["position_ids"] = position_ids
-        if segment_ids is not None:
-            own["segment_ids"] = segment_ids
-        if cu_seqlens is not None:
-            own["cu_seqlens"] = cu_seqlens
-        if max_seqlen is not None:
-            own["max_seqlen"] = max_seqlen
+        own["position_ids"], own["segment_ids"] = position_ids, segment_ids
+        own["cu_seqlens"], own["max_seqlen"] = cu_seqlens, max_seqlen
 
     # Not fields of the dataclass:
     _loss_mask: ClassVar[Any] = None
@@ -264,20 +262,7 @@ class TrainingBatch(MutableMapping[str, Any]):
     def __hash__(self) -> int:
         return id(self)
 
-    # Moving, pinning, cutting, sending to another process
-
-    def to(self, device: Device, non_blocking: bool = False) -> TrainingBatch:
-        """This batch on another device (torch, JAX), or laid out by a sharding (JAX).
-
-        In torch the tokens are copied once. With non_blocking, the source memory is not reused before the copy is done,
-        even if this batch is dropped at once.
-        """
-        adapter = self._adapter()
-        return self._moved(lambda array: adapter.copied(array, device, non_blocking))
-
-    def pin_memory(self) -> TrainingBatch:
-        """This batch in page-locked memory (torch), from which copies to a GPU can overlap with its work."""
-        return self._moved(self._adapter().pinned)
+    # Cutting, moving, sending to another process
 
     def parts(self, max_tokens: int) -> list[TrainingBatch]:
         """Split this batch into smaller ones of at most `max_tokens` tokens, padding included: gradient accumulation.
@@ -286,15 +271,40 @@ class TrainingBatch(MutableMapping[str, Any]):
         Metadata of the global batch is kept, so losses that divide by `global_tokens` add up to that of the whole
         batch. Call it before `to(device)`: it reads lengths on the host.
         """
-        from batchwright.batches.parts import parts_of
+        at_least(1, max_tokens=max_tokens)
+        if self.cu_seqlens is not None:
+            raise SpecError(
+                "rows of several samples say by cu_seqlens where each begins, over the whole batch",
+                parameter="max_tokens",
+                remedy="cu_seqlens=False (position_ids and segment_ids stay), or a smaller batch_size",
+            )
+        is_real = np.asarray(on_host(self.attention_mask)) != 0
+        rows, width = is_real.shape
+        first = np.where(is_real.any(1), is_real.argmax(1), 0)
+        last = np.where(is_real.any(1), width - is_real[:, ::-1].argmax(1), 0)
+        metadata, fields = self.metadata, self._arrays()
+        made = []
+        for part in cut_rows(last - first, max_tokens):
+            places = slice(int(first[part].min()), max(int(last[part].max()), int(first[part].min()) + 1))
 
-        adapter = _adapter_of(self.input_ids)
-        if adapter is None:
-            return parts_of(self, max_tokens, lambda array, rows: array[rows])
-        return parts_of(self, max_tokens, adapter.picked)
+            def cut(value: Any, part: NDArray[np.int64] = part, places: slice = places) -> Any:
+                """The rows and columns of a value that belong to the part, if it has these axes."""
+                if isinstance(value, list) and len(value) == rows:
+                    return [value[row] for row in part.tolist()]
+                shape: tuple[int, ...] = getattr(value, "shape", ())
+                if len(shape) == 0 or shape[0] != rows:
+                    return value
+                picked = _picked(value, part)
+                if len(shape) > 1 and shape[1] == width:
+                    return picked[:, places]
+                return picked
+
+            own = {name: cut(value) for name, value in fields.items()}
+            made.append(_rebuild(own, None, (), {name: cut(value) for name, value in metadata.items()}))
+        return made
 
     def _adapter(self) -> Any:
-        adapter = _adapter_of(self.input_ids)
+        adapter = adapter_of(self.input_ids)
         if adapter is None:
             raise TypeError(
                 f"a batch of {type(self.input_ids).__name__} cannot move: open the loader with framework='torch'"
@@ -304,28 +314,32 @@ class TrainingBatch(MutableMapping[str, Any]):
     def _arrays(self) -> dict[str, Any]:
         """The arrays of this batch, by name; labels too, once they were made and may have been written to."""
         own, names = self.__dict__, ("input_ids", "labels", *_MASKS, *_OTHERS)
-        arrays = {name: own[name] for name in names if name in own} | {"targets": self._raw_targets()}
+        arrays = {name: own[name] for name in names if own.get(name) is not None}
+        arrays["targets"] = self._raw_targets()
         if self._loss_mask is not None:
             arrays.setdefault("loss_mask", self.loss_mask)
         return arrays
 
     def _constant_masks(self) -> tuple[str, ...]:
         """The masks that are ones in every batch. They are looked up anew, not moved."""
-        adapter = _adapter_of(self.input_ids)
+        adapter = adapter_of(self.input_ids)
         if adapter is None:
             return ()
         made = {name: self.__dict__[name] for name in _MASKS if name in self.__dict__}
         shared = {name for name, mask in made.items() if adapter.is_shared(mask)}
         return tuple(name for name in _MASKS if name in shared or (name in self._ones and name not in made))
 
-    def _moved(self, move: Callable[[Any], Any]) -> TrainingBatch:
+    def _moved(self, move: Callable[[Any], Any]) -> Any:
         def moved(value: Any) -> Any:
-            return move(value) if _can_move(value) else value
+            if adapter_of(value) is None:
+                return value
+            return move(value)
 
+        self._adapter()  # refuses a batch of NumPy arrays
         arrays, tokens, ones, metadata = self._parts()
         arrays = {name: moved(value) for name, value in arrays.items()}
         metadata = {name: moved(value) for name, value in metadata.items()}
-        return rebuild(arrays, moved(tokens), ones, metadata)
+        return _rebuild(arrays, moved(tokens), ones, metadata)
 
     def _parts(self) -> tuple[dict[str, Any], Any, tuple[str, ...], dict[str, Any]]:
         """(arrays, the tokens behind input_ids and targets, names of masks of ones, metadata)."""
@@ -339,7 +353,7 @@ class TrainingBatch(MutableMapping[str, Any]):
         return arrays, tokens, ones, self.metadata
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return rebuild, self._parts()
+        return _rebuild, self._parts()
 
     def __copy__(self) -> TrainingBatch:
         dict(self.items())  # computes them now, so that both have the same arrays
@@ -360,13 +374,46 @@ class TrainingBatch(MutableMapping[str, Any]):
         return f"TrainingBatch({rows} rows x {tokens} tokens: {', '.join(names)})"
 
 
-def rebuild(arrays: dict[str, Any], tokens: Any, ones: tuple[str, ...], metadata: dict[str, Any]) -> TrainingBatch:
+def _rebuild(arrays: dict[str, Any], tokens: Any, ones: tuple[str, ...], metadata: dict[str, Any]) -> TrainingBatch:
     """A batch from the values of `_parts`."""
     if tokens is not None:
         arrays = {**arrays, "input_ids": tokens[:, :-1]}
     batch = TrainingBatch(arrays["input_ids"], metadata=metadata)
     batch.__dict__.update(arrays, _block=tokens, _ones=ones)
     return batch
+
+
+def cut_rows(lengths: NDArray[np.int64], max_tokens: int) -> list[NDArray[np.int64]]:
+    """Cut rows into parts of at most `max_tokens` tokens, padding included. The longest come first, so that the first
+    part shows if memory suffices. Rows of a part are in ascending order.
+
+    >>> [part.tolist() for part in cut_rows(np.array([5, 2, 9, 2, 4]), 10)]
+    [[2], [0, 4], [1, 3]]
+    """
+    if int(lengths.max(initial=0)) > max_tokens:
+        row = int(lengths.argmax())
+        raise SpecError(
+            f"row {row} of the batch has {int(lengths[row]):,} tokens, and max_tokens is {max_tokens:,}",
+            parameter="max_tokens",
+            row=row,
+            remedy=f"max_tokens={int(lengths[row])} or more",
+        )
+    order = np.argsort(-lengths, kind="stable")
+    parts, first = [], 0
+    while first < len(order):
+        widest = max(int(lengths[order[first]]), 1)
+        last = first + max_tokens // widest
+        parts.append(np.sort(order[first:last]))
+        first = last
+    return parts
+
+
+def _picked(array: Any, rows: NDArray[np.int64]) -> Any:
+    """Some rows of an array, by number."""
+    adapter = adapter_of(array)
+    if adapter is None:
+        return array[rows]
+    return adapter.picked(array, rows)
 
 
 def _contiguous(array: Any) -> Any:
@@ -379,7 +426,7 @@ def _contiguous(array: Any) -> Any:
 
 def _joined(left: Any, right: Any) -> Any:
     """[rows, a] and [rows, b] as [rows, a + b]."""
-    adapter = _adapter_of(left)
+    adapter = adapter_of(left)
     if adapter is None:
         return np.concatenate([left, right], axis=1)
     return adapter.joined(left, right)
@@ -396,21 +443,6 @@ def _as_floats(mask: Any) -> Any:
     if hasattr(mask, "float"):
         return mask.float()
     return mask * 1.0
-
-
-def _adapter_of(array: Any) -> Any:
-    """The adapter of the framework that an array belongs to; None for NumPy's and for other objects."""
-    if isinstance(array, np.ndarray):
-        return None
-    try:
-        return adapter_of(array)
-    except ModuleNotFoundError:
-        return None
-
-
-def _can_move(value: Any) -> bool:
-    """Whether a field is an array of a framework, such as a tensor of torch or of a subclass defined elsewhere."""
-    return hasattr(value, "pin_memory") or (hasattr(value, "shape") and _adapter_of(value) is not None)
 
 
 @dataclass(frozen=True, slots=True)

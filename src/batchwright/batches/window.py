@@ -6,9 +6,11 @@ split at the same places again. The stream is then a ring: one row of the epoch 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,43 +19,9 @@ from batchwright.base.checks import at_least
 from batchwright.base.errors import SpecError
 from batchwright.base.seeds import key_of
 from batchwright.batches.gather import gather_windows
+from batchwright.store.stream import MappedShard, TokenStream
 
-__all__ = ["JointWindows", "ShardedStream", "WindowRows", "WindowStream"]
-
-
-class WindowStream(Protocol):
-    """Documents end to end, in mapped memory."""
-
-    name: str
-    split: str
-    num_tokens: int
-    num_documents: int
-    fingerprint: str
-    dtype: np.dtype[Any]
-
-    def addresses(
-        self, starts: NDArray[np.int64], length: int
-    ) -> tuple[NDArray[np.int64], NDArray[np.bool_], list[Any]]: ...
-    def read(self, start: int, stop: int, out: NDArray[Any] | None = None) -> NDArray[Any]: ...
-    def borders(self, start: int, stop: int) -> NDArray[np.int64]: ...
-    def documents_in(self, start: int, stop: int) -> list[tuple[int, int, int]]: ...
-
-
-class ShardTokens(Protocol):
-    """Tokens end to end in memory, valid as long as this object exists."""
-
-    @property
-    def address(self) -> int: ...
-
-
-@runtime_checkable
-class ShardedStream(Protocol):
-    """A stream of tokens in shards. Each shard is mapped on first access."""
-
-    token_starts: NDArray[np.int64]
-    """The start of each shard in the stream, and the end of the last one."""
-
-    def shard(self, shard: int) -> ShardTokens: ...
+__all__ = ["JointWindows", "Place", "Taken", "WindowFeed", "WindowRows"]
 
 
 class WindowRows:
@@ -65,7 +33,7 @@ class WindowRows:
 
     def __init__(
         self,
-        stream: WindowStream,
+        stream: TokenStream,
         row_tokens: int,
         *,
         seed: int,
@@ -73,7 +41,7 @@ class WindowRows:
         name: str | None = None,
         num_tokens: tuple[tuple[int, int], ...] = (),
     ) -> None:
-        self.stream = stream
+        self.stream: TokenStream = stream
         is_whole = len(num_tokens) < 2 and all(tokens == stream.num_tokens for _, tokens in num_tokens)
         self._grown = () if is_whole else num_tokens
         self.row_tokens: int = at_least(1, chunk_size=row_tokens)
@@ -205,9 +173,9 @@ class JointWindows:
 
     def __init__(self, rows: Sequence[WindowRows]) -> None:
         self.rows: list[WindowRows] = list(rows)
-        streams: list[Any] = [each.stream for each in rows]
+        streams = [each.stream for each in rows]
         self.length: int = rows[0].row_tokens + 1
-        self.itemsize: Any = streams[0].dtype.itemsize
+        self.itemsize: int = streams[0].dtype.itemsize
         sizes = np.array([int(stream.token_starts[-1]) for stream in streams], np.int64)
         self._base = np.cumsum(sizes) - sizes
         num_shards = [len(stream.token_starts) - 1 for stream in streams]
@@ -223,7 +191,7 @@ class JointWindows:
         self._one_each = max(num_shards) == 1
         self._token_0 = np.zeros(len(self._shards), np.int64)
         """For each shard, its address less the bytes of all tokens numbered before it; 0: not mapped yet."""
-        self._mapped: list[ShardTokens | None] = [None] * len(self._shards)
+        self._mapped: list[MappedShard | None] = [None] * len(self._shards)
         self._rings = _Rings(rows)
 
     @classmethod
@@ -232,8 +200,7 @@ class JointWindows:
         streams = [each.stream for each in rows]
         return (
             len({(stream.dtype, each.row_tokens) for stream, each in zip(streams, rows, strict=True)}) == 1
-            and all(isinstance(stream, ShardedStream) for stream in streams)
-            and sum(len(s.token_starts) - 1 for s in streams if isinstance(s, ShardedStream)) <= cls.MOST_SHARDS
+            and sum(len(stream.token_starts) - 1 for stream in streams) <= cls.MOST_SHARDS
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -301,3 +268,107 @@ class _Rings:
 @lru_cache(maxsize=4096)
 def _offset(seed: int, name: str, epoch: int, row_tokens: int) -> int:
     return key_of("recut", seed, name, epoch) % row_tokens
+
+
+# Rows of documents that arrive one after another, whose end is not known
+
+
+D = TypeVar("D")
+
+
+@dataclass(frozen=True, slots=True)
+class Place(Generic[D]):
+    """The place of a token in a sequence of documents: its document, and the number of tokens before it there."""
+
+    document: D
+    skip: int
+
+
+@dataclass(frozen=True, slots=True)
+class Taken(Generic[D]):
+    """Some rows: tokens [rows, row_tokens + 1], the place of each row, and that of the next one."""
+
+    tokens: NDArray[Any]
+    places: list[Place[D]]
+    """One place per row, and one more: the beginning of the next row. Empty without tokens."""
+    borders: list[NDArray[np.int64]]
+    """For each row, the offsets of document starts inside its window, except 0."""
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+class WindowFeed(Generic[D]):
+    """Rows of row_tokens + 1 tokens, each beginning with the last token of the one before.
+
+    >>> feed = WindowFeed(iter([("a", np.array([1, 2, 3])), ("b", np.array([4, 5, 6, 7]))]), row_tokens=2)
+    >>> taken = feed.take(2)
+    >>> taken.tokens.tolist(), taken.places[2], taken.borders[1].tolist()
+    ([[1, 2, 3], [3, 4, 5]], Place(document='b', skip=1), [1])
+    >>> len(feed.take(2))       # 5, 6, 7 are left: one row
+    1
+    """
+
+    def __init__(self, documents: Iterator[tuple[D, NDArray[Any]]], row_tokens: int, skip: int = 0) -> None:
+        """`skip` is the number of tokens at the beginning that rows do not use. They still count in places."""
+        self.row_tokens = row_tokens
+        self._documents = documents
+        self._pieces: list[NDArray[Any]] = []
+        self._have = 0
+        """Tokens in the pieces. The next row begins with the first one."""
+        self._names: list[D] = []
+        self._begins: list[int] = []
+        """The start of each document with tokens here, counted from the first token; negative if it began before."""
+        while skip >= self._have and self._pull():
+            pass
+        self._drop(min(skip, self._have))
+
+    def take(self, rows: int) -> Taken[D]:
+        """The next rows. At the end of the documents there may be fewer."""
+        width = self.row_tokens
+        while self._have < rows * width + 1 and self._pull():
+            pass
+        rows = min(rows, max(self._have - 1, 0) // width)
+        if not self._have:
+            return Taken(np.empty((0, width + 1), np.int64), [], [])
+        if len(self._pieces) > 1:
+            self._pieces = [np.concatenate(self._pieces)]
+        (tokens,) = self._pieces
+        windows = np.empty((rows, width + 1), tokens.dtype)
+        windows[:, :width] = tokens[: rows * width].reshape(rows, width)
+        windows[:, width] = tokens[width : rows * width + 1 : width]
+        starts = range(0, rows * width + 1, width)
+        taken = Taken(windows, [self._place(at) for at in starts], [self._borders(at) for at in starts[:-1]])
+        self._drop(rows * width)
+        return taken
+
+    def _pull(self) -> bool:
+        """Add the next document. Returns False if there is none."""
+        for name, tokens in self._documents:
+            if len(tokens):
+                self._names.append(name)
+                self._begins.append(self._have)
+                self._pieces.append(tokens)
+                self._have += len(tokens)
+            return True
+        return False
+
+    def _place(self, at: int) -> Place[D]:
+        number = bisect_right(self._begins, at) - 1
+        return Place(self._names[number], at - self._begins[number])
+
+    def _borders(self, at: int) -> NDArray[np.int64]:
+        first, last = bisect_right(self._begins, at), bisect_left(self._begins, at + self.row_tokens + 1)
+        return np.array(self._begins[first:last], np.int64) - at
+
+    def _drop(self, count: int) -> None:
+        """Forget the tokens before the next row."""
+        if not count:
+            return
+        rest = np.concatenate(self._pieces)[count:].copy()  # not a view: it would hold the memory of the others
+        self._pieces, self._have = [rest], len(rest)
+        gone = max(bisect_right(self._begins, count) - 1, 0)
+        if not self._have:
+            self._pieces, gone = [], len(self._begins)
+        self._names = self._names[gone:]
+        self._begins = [begin - count for begin in self._begins[gone:]]

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import ArrayLike, NDArray
 
-from batchwright.batches.frameworks import adapter, adapter_of
+from batchwright.batches.frameworks import Movable, adapter, adapter_of
 from batchwright.buffer.arrow import as_table, pylist
 from batchwright.buffer.schema import Columns, Numbers, Schema
 
@@ -18,7 +18,7 @@ __all__ = ["RowBatch", "converted", "filled"]
 Metadata = dict[str, Any] | Callable[[], dict[str, Any]]
 
 
-class RowBatch:
+class RowBatch(Movable):
     """Rows by column: `batch["obs"]` is float32 [rows, 84], `batch["text"]` a list. Like a dict, but `len` is its rows.
 
     A column of numbers is an array of its dtype and shape, also where rows lack a value: floats are NaN there, other
@@ -123,24 +123,16 @@ class RowBatch:
         arrays = {name: np.asarray(array) for name, array in self._arrays().items()}
         return self._with(adapter(framework).numbers(arrays))
 
-    def to(self, device: Any, non_blocking: bool = False) -> Self:
-        """This batch on another device (torch, JAX), or laid out by a sharding (JAX). Lists stay where they are."""
-        return self._moved(lambda adapter, array: adapter.copied(array, device, non_blocking))
-
-    def pin_memory(self) -> Self:
-        """This batch in page-locked memory (torch), from which copies to a GPU can overlap with its work."""
-        return self._moved(lambda adapter, array: adapter.pinned(array))
-
     def _arrays(self) -> dict[str | None, Any]:
         """The columns of numbers as users get them, and the weights under None, which is not the name of a column."""
         weights: dict[str | None, Any] = {} if self.weights is None else {None: self.weights}
         return {name: self[name] for name, column in self._columns.items() if isinstance(column, Numbers)} | weights
 
-    def _moved(self, move: Callable[[Any, Any], Any]) -> Self:
+    def _moved(self, move: Callable[[Any], Any]) -> Self:
         arrays = self._arrays()
-        if any(isinstance(array, np.ndarray) for array in arrays.values()):
+        if any(adapter_of(array) is None for array in arrays.values()):
             raise TypeError("a batch of NumPy arrays cannot move: batch.torch().to(device), or framework='torch'")
-        return self._with({name: move(adapter_of(array), array) for name, array in arrays.items()})
+        return self._with({name: move(array) for name, array in arrays.items()})
 
     def _with(self, arrays: dict[str | None, Any]) -> Self:
         """This batch, with other arrays for its columns of numbers and its weights."""

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from batchwright.base.forks import lock_across_forks
+from batchwright.base.files import lock_across_forks
 from batchwright.buffer.schema import Columns, Field, Numbers, Schema, Values, part_of
 from batchwright.columns.addresses import rows_apart
 

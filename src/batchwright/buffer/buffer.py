@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from batchwright.base.checks import at_least, local_path, whole_number
 from batchwright.base.errors import SampleError, SampleTypeError, SpecError, StoreError
-from batchwright.base.forks import lock_across_forks
+from batchwright.base.files import lock_across_forks
 from batchwright.base.words import counted
 from batchwright.buffer import codec
 from batchwright.buffer.column import refuse_column

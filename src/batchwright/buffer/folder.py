@@ -31,6 +31,7 @@ from batchwright.base.files import (
     exclusive,
     inside,
     is_part,
+    let_go_in_children,
     out_of_space_at,
     part_name,
     publish,
@@ -38,7 +39,6 @@ from batchwright.base.files import (
     write_whole,
 )
 from batchwright.base.fingerprint import fingerprint_file
-from batchwright.base.forks import let_go_in_children
 from batchwright.base.journal import HEAD_BYTES, Journal, Record, read_head
 from batchwright.base.words import first_line
 from batchwright.buffer.block_file import block_from_arrow, block_to_arrow

@@ -334,15 +334,9 @@ class _Summary:
 
     def _effective(self, leg: MixLeg) -> dict[str, float]:
         """The share of rows of each source in a leg."""
-        from batchwright.order.mix import Pattern
-
-        shares: Any
-        if len(self.order.legs) == 1:
-            shares = self.order.shares
-        elif isinstance(leg.mix, Pattern):
+        shares = self.order.shares
+        if len(self.order.legs) > 1:
             shares = leg.mix.counts_per_cycle.tolist()
-        else:
-            shares = leg.mix.sizes
         return _normalised(dict(zip(self.order.names, shares, strict=False)))  # a source that joins later has none yet
 
     def _over_the_run(self, stretches: list[StretchSummary], what: str, source: str) -> float:

@@ -21,7 +21,6 @@ from batchwright.loaders.loader import Loader
 from batchwright.loaders.planning import shuffle_of
 from batchwright.loaders.run import Run
 from batchwright.order.plan import Plan, PlanSource
-from batchwright.order.schedule import ORDER_VERSION
 from batchwright.order.sharding import Share
 from batchwright.order.split import Cut
 from batchwright.typing import Framework
@@ -87,7 +86,6 @@ def _plan_of(version: View, asked: Asked) -> Plan:
         shuffle=one_of(("global", "none"), shuffle=shuffle_of(asked["shuffle"], "train")),
         epoch_end=asked["epoch_end"] or "short",
         sources=(source,),
-        order_version=ORDER_VERSION,
     )
 
 

@@ -25,15 +25,14 @@ from batchwright.base.checks import at_least, whole_number
 from batchwright.base.errors import PlanError, SpecError
 from batchwright.base.words import shortened
 from batchwright.batches.frameworks import adapter
-from batchwright.batches.ranks import find_ranks
+from batchwright.batches.ranks import Standing, SyncReport, check_standing, digests_of_next, find_ranks
 from batchwright.batches.settings import SETTINGS, Asked
-from batchwright.batches.sync import Standing, SyncReport, check_standing, digests_of_next
 from batchwright.loaders.budget import budget_state, check_budget_state, refuse_other_kind
 from batchwright.loaders.interface import B, Batches, DataLoader, Made, Making, Record, Stream, state_at
 from batchwright.loaders.run import Run
 from batchwright.order.budget import BudgetCut
 from batchwright.order.plan import Plan, State
-from batchwright.order.resume_check import refuse_state
+from batchwright.order.plan_text import refuse_state
 from batchwright.order.schedule import NEVER
 from batchwright.order.split import step_of_position
 from batchwright.typing import Framework, ProcessGroup, Skip, SourceLike, WeightsLike

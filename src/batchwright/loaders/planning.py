@@ -17,7 +17,6 @@ from batchwright.loaders.packed import plan_entry
 from batchwright.loaders.stored import StoreStream, open_stores
 from batchwright.loaders.weights import Shares, caps_of, segments_of, shares_of, tempered
 from batchwright.order.plan import Plan, PlanSource, Segments
-from batchwright.order.schedule import ORDER_VERSION
 from batchwright.order.windows import blocks_for
 from batchwright.store.plans import find_plan, streams_for_plan
 
@@ -58,7 +57,6 @@ def plan_sources(members: Sequence[Member], asked: Asked, shares: Shares | None 
         segments=segments,
         recut=recut and split == "train",
         epoch_end=asked.get("epoch_end", {"val": "short"}.get(split, "drop")),
-        order_version=ORDER_VERSION,
         pool=_pool(shuffle, asked["pool_rows"], [each.stream.dtype.itemsize * each.row_tokens for each in rows]),
         lanes=_lanes(asked, shuffle, is_capped=bool(caps) or exhausted != "repeat"),
         by=asked.get("by", "rows"),

@@ -20,7 +20,7 @@ from batchwright.baking.work import Work
 from batchwright.base.errors import PlanError
 from batchwright.base.seeds import key_of
 from batchwright.base.words import shortened, suggest
-from batchwright.batches.feed import Place, WindowFeed
+from batchwright.batches.window import Place, WindowFeed
 from batchwright.order.permute import permutation
 from batchwright.order.plan import Plan
 from batchwright.sources.units import Unit

@@ -22,17 +22,17 @@ from batchwright.base.fingerprint import fingerprint
 from batchwright.base.memory import BlockPool
 from batchwright.batches.ahead import by_threads
 from batchwright.batches.batch import Block, add_border_fields, mask_padding
-from batchwright.batches.feed import Place
 from batchwright.batches.flow import Task
 from batchwright.batches.settings import Asked, Fields
 from batchwright.batches.types import TrainingBatch
+from batchwright.batches.window import Place
 from batchwright.loaders.blocks import BlockBatches, BlockStream
 from batchwright.loaders.interface import Made, Making, Record, state_at
 from batchwright.loaders.raw_files import recipe_of
 from batchwright.loaders.raw_rows import Document, RawDocuments, RawPlan, RawRow, RawRows
 from batchwright.loaders.run import Run
 from batchwright.order.plan import PlanSource
-from batchwright.order.schedule import NEVER, ORDER_VERSION
+from batchwright.order.schedule import NEVER
 from batchwright.order.sharding import Share
 from batchwright.order.split import Cut
 
@@ -71,7 +71,6 @@ def open_raw(path: Any, tokenizer: Any, asked: Asked) -> RawStream:
         sources=(PlanSource(name=ingredient.name, split="train", fingerprint=content, num_rows=0, num_tokens=0),),
         recut=asked["recut"] is not False,
         epoch_end=asked["epoch_end"] or "drop",
-        order_version=ORDER_VERSION,
     )
     fields = Fields(**asked.some(*Fields.names())).with_defaults(is_packed=False)
     return RawStream(plan, RawDocuments(work), fields)

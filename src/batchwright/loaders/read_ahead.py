@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 
 from batchwright.base.errors import StoreError
 from batchwright.base.machine import available_bytes, is_linux
+from batchwright.batches.ahead import FileReader, Span, cached_share
 from batchwright.batches.flow import Flow
-from batchwright.batches.warm import FileReader, Span, cached_share
 from batchwright.batches.window import WindowRows
 from batchwright.loaders.blocks import CountedBatches
 from batchwright.order.lanes import LaneView

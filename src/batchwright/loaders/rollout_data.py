@@ -21,7 +21,6 @@ from batchwright.loaders.rollout_batches import BatchMaker, RolloutStream
 from batchwright.loaders.run import Run
 from batchwright.loaders.steps import Step, Steps
 from batchwright.order.plan import Plan, PlanSource
-from batchwright.order.schedule import ORDER_VERSION
 from batchwright.order.split import EPOCH_ENDS
 from batchwright.rl.columns import Rollouts
 from batchwright.rollouts.aligned import RolloutRows
@@ -198,7 +197,6 @@ def _plan(rollouts: Rollouts, seed: int, shuffle: str, epoch_end: str) -> Plan:
         shuffle=one_of(("global", "none"), shuffle=shuffle),
         epoch_end=one_of(EPOCH_ENDS, epoch_end=epoch_end),
         sources=(source,),
-        order_version=ORDER_VERSION,
     )
 
 

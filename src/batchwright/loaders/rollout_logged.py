@@ -26,7 +26,6 @@ from batchwright.loaders.run import Run
 from batchwright.loaders.steps import Steps
 from batchwright.order.budget import refuse_wide_rows
 from batchwright.order.plan import Plan, PlanSource, State
-from batchwright.order.schedule import ORDER_VERSION
 from batchwright.order.split import Cut
 from batchwright.rl.columns import Rollouts
 from batchwright.rl.estimate import Advantages
@@ -103,7 +102,6 @@ def _plan_of_log(log: RolloutLog, epoch_end: str) -> Plan:
         epoch_end=one_of(("short", "pad", "drop"), epoch_end=epoch_end),
         sources=(source,),
         segments=((0, (("rollouts", 1.0),)),),
-        order_version=ORDER_VERSION,
     )
 
 

@@ -14,7 +14,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from batchwright.base.checks import at_least
 from batchwright.base.errors import SpecError
 from batchwright.base.seeds import key_of, mix64
 from batchwright.order.epochs import NEVER, Epochs
@@ -43,8 +42,6 @@ def cut_block(widths: Numbers, batch_tokens: int, *, row_multiple: int = 1, key:
     >>> [rows.tolist() for rows in cut_block(np.array([5, 2, 9, 2, 4]), 10, key=2)]
     [[0, 4], [2], [1, 3]]
     """
-    at_least(1, row_multiple=row_multiple)
-    refuse_wide_rows(widths, batch_tokens, row_multiple)
     by_width = np.argsort(widths, kind="stable")
     sorted_widths, count = widths[by_width].tolist(), len(widths)
     batches, first = [], 0

@@ -70,10 +70,6 @@ class Skips:
         found: NDArray[np.int64] = live + self._skipped[np.searchsorted(self._live_first, live, side="right")]
         return found
 
-    def next_from(self, position: int) -> int | None:
-        """The first skipped position at or after a position."""
-        return next((max(first, position) for first, stop in self.ranges if stop > position), None)
-
 
 @dataclass(frozen=True)
 class Epochs:
@@ -114,22 +110,17 @@ class Epochs:
 
     def span(self, live: int) -> tuple[int, int, int | None]:
         """(number, first row, last row + 1) of the epoch of a live row; the last is None for an endless epoch."""
-        for start, rows, number in reversed(self._live_eras):
-            if start <= live:
-                if rows is None:
-                    return number, start, None
-                more = (live - start) // max(rows, 1)
-                return number + more, start + more * rows, start + (more + 1) * rows
-        raise ValueError(f"row {live} does not exist")
+        start, rows, number = next(era for era in reversed(self._live_eras) if era.start <= live)
+        if rows is None:
+            return number, start, None
+        more = (live - start) // max(rows, 1)
+        return number + more, start + more * rows, start + (more + 1) * rows
 
     def era(self, live: int) -> tuple[int, int | None, int | None]:
         """(first row, rows of an epoch, first row of the next era) of the era of a live row."""
-        following = None
-        for start, rows, _ in reversed(self._live_eras):
-            if start <= live:
-                return start, rows, following
-            following = start
-        raise ValueError(f"row {live} does not exist")
+        following = next((era.start for era in self._live_eras if era.start > live), None)
+        start, rows, _ = next(era for era in reversed(self._live_eras) if era.start <= live)
+        return start, rows, following
 
     def end_of(self, num_epochs: int | None) -> int | None:
         """The live row at which a run of `num_epochs` epochs (None: of all) ends; None if it never ends."""

@@ -9,7 +9,6 @@ same.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate
@@ -20,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from batchwright.base.errors import SpecError
 from batchwright.order.epochs import Epochs, Skips
-from batchwright.order.schedule import NEVER, Draw, Order, Stretch
+from batchwright.order.schedule import Draw, Order, Stretch
 from batchwright.order.sweep import MixLeg, OrderChange, Schedule, Size
 from batchwright.order.windows import Windows, WindowShuffle, groups, window_shuffle
 
@@ -250,21 +249,8 @@ class LanedOrder:
         starts = self._join(0, np.array([leg.start for leg in self.lanes[0].legs]))
         return [leg._replace(start=start) for leg, start in zip(self.lanes[0].legs, starts.tolist(), strict=True)]
 
-    def position_of(self, source: int, ordinals: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The positions of rows of a source. `ordinals` number the rows through all lanes."""
-        return np.array([self._position_of(source, ordinal) for ordinal in ordinals.tolist()], np.int64)
-
-    def _position_of(self, source: int, ordinal: int) -> int:
-        high = 1
-        while self.counts(high)[source] <= ordinal and high < NEVER:
-            high *= 2
-        return bisect_right(range(high), ordinal, key=lambda position: self.counts(position)[source]) - 1
-
     def epochs_begun(self, source: int, position: int) -> int:
         return max(lane.epochs_begun(source, self._lane_position(n, position)) for n, lane in enumerate(self.lanes))
-
-    def epoch_size(self, source: int, epoch: int) -> tuple[int, int]:
-        return epoch * self.sizes[source], self.sizes[source]
 
     def first_epoch_ends_at(self, source: int) -> int:
         return max(

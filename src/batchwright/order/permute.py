@@ -75,20 +75,14 @@ class Permutation:
         if self.table is not None:
             looked_up: NDArray[np.int64] = self.table[np.asarray(index)].astype(np.int64)
             return looked_up
-        return _walk(np.asarray(index, dtype=np.uint64), self.network)
+        return _walk(np.asarray(index, dtype=np.uint64), self.network, _forward)
 
     def inverse(self, image: ArrayLike) -> NDArray[np.int64]:
         """The index of each image."""
         if self.table is not None:
             looked_up: NDArray[np.int64] = self._inverse_table[np.asarray(image)].astype(np.int64)
             return looked_up
-        x, network = np.asarray(image, dtype=np.uint64), self.network
-        y = _backward(x, network)
-        outside = np.flatnonzero(y >= network.n)
-        while outside.size:
-            y[outside] = _backward(y[outside], network)
-            outside = outside[y[outside] >= network.n]
-        return y.view(np.int64)
+        return _walk(np.asarray(image, dtype=np.uint64), self.network, _backward)
 
 
 class Shuffles:
@@ -127,14 +121,12 @@ class Shuffles:
         slot += epoch % self.EPOCHS
         known = self._known
         is_known = known.epoch[slot] == epoch
-        for _ in range(2):  # twice, because new tables forget the other permutations
-            if is_known.all():
-                return known.at(slot, index)
+        if not is_known.all():
             known = self._add(_pairs(source[~is_known], epoch[~is_known]), made)
             is_known = known.epoch[slot] == epoch
         if is_known.all():
             return known.at(slot, index)
-        # A small source: these rows belong to many of its epochs.
+        # Rows of many epochs of a small source, or of permutations that new tables have replaced.
         image = np.empty(len(index), np.int64)
         here = np.flatnonzero(is_known)
         image[here] = known.at(slot[here], index[here])
@@ -223,11 +215,12 @@ def _walk_many(x: U64, networks: U64) -> NDArray[np.int64]:
     return y.view(np.int64)
 
 
-def _walk(x: U64, network: Network) -> NDArray[np.int64]:
-    y = _forward(x, network)
+def _walk(x: U64, network: Network, rounds: Callable[[U64, Network], U64]) -> NDArray[np.int64]:
+    """Map numbers, again and again while the result is outside of [0, n)."""
+    y = rounds(x, network)
     outside = np.flatnonzero(y >= network.n)
     while outside.size:
-        y[outside] = _forward(y[outside], network)
+        y[outside] = rounds(y[outside], network)
         outside = outside[y[outside] >= network.n]
     return y.view(np.int64)
 

@@ -17,7 +17,7 @@ from batchwright.order.epochs import Epochs
 from batchwright.order.lanes import LanedOrder
 from batchwright.order.plan_file import REMEDY, read_plan, record_run
 from batchwright.order.plan_text import amendment_in_words, difference, plan_in_words
-from batchwright.order.schedule import Order
+from batchwright.order.schedule import ORDER_VERSION, Order
 from batchwright.order.sweep import OrderChange
 from batchwright.typing import ShardingLike, Skip, SourceLike, WeightsLike
 
@@ -103,7 +103,7 @@ class Plan:
 
     Rows have `row_tokens` tokens, come from `sources` with the weights of `segments`, and are shuffled by `seed` as
     `shuffle` says. Loaders set the other fields from their settings of the same name: `by`, `max_epochs`, `exhausted`,
-    `num_rows`, `epoch_end`, `recut`, `pool`, `lanes`, `pad`, `batch_tokens`. `order_version` names the algorithm.
+    `num_rows`, `epoch_end`, `recut`, `pool`, `lanes`, `pad`, `batch_tokens`.
     `amendments` are the changes on the way, `places` the paths of the sources.
     """
 
@@ -117,7 +117,6 @@ class Plan:
     epoch_end: str = "drop"
     num_rows: int | None = None
     """Rows of the whole stream, where weights made it endless and num_rows, num_tokens or stop= ended it."""
-    order_version: int = 1
     pool: tuple[int, int] | None = None
     """(rows of a block, blocks of a window), where shuffle is "pool"."""
     by: str = "rows"
@@ -271,6 +270,7 @@ class Plan:
             for field in fields(self)
             if field.compare and (field.name not in _LATER or getattr(self, field.name) != field.default)
         }
+        spec["order_version"] = ORDER_VERSION
         spec["sources"] = [source.spec() for source in self.sources]
         if self.amendments:
             spec["amendments"] = [amendment.spec() for amendment in self.amendments]
@@ -347,12 +347,13 @@ class Plan:
                 for amendment in given.get("amendments", ())
             ]
             given |= {name: msgspec.convert(given[name], type_) for name, type_ in _TYPES.items() if name in given}
+            version = given.pop("order_version", ORDER_VERSION)
             plan = cls(**given)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise PlanError("this is not a plan", file=where, reason=error, remedy=REMEDY) from None
-        if plan.order_version != 1:
+        if version != ORDER_VERSION:
             raise PlanError(
-                f"this plan has order version {plan.order_version}; this batchwright knows version 1",
+                f"this plan has order version {version}; this batchwright knows version {ORDER_VERSION}",
                 file=where,
                 remedy="a batchwright release that knows that version",
             )

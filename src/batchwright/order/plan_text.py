@@ -1,11 +1,12 @@
-"""Plans in words: the contents of a plan, the difference of two plans, and the changes of an amendment."""
+"""Plans in words: a plan, an amendment, the difference of two plans, the refusal of a state of another plan."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
+from batchwright.base.errors import PlanError
 from batchwright.base.words import counted
 from batchwright.order.split import step_of_position
 from batchwright.order.sweep import Binding
@@ -13,7 +14,7 @@ from batchwright.order.sweep import Binding
 if TYPE_CHECKING:
     from batchwright.order.plan import Amendment, Plan, PlanSource
 
-__all__ = ["MANY_EPOCHS", "amendment_in_words", "difference", "plan_in_words"]
+__all__ = ["MANY_EPOCHS", "amendment_in_words", "difference", "plan_in_words", "refuse_state"]
 
 MANY_EPOCHS = 4
 """Text that is read more often than about four times was measured to teach little more (Muennighoff et al. 2023)."""
@@ -180,3 +181,45 @@ def _source_difference(one: Plan, two: Plan) -> str:
             if part != "rows" and first.get(part) != second.get(part):
                 return f"source {mine.name!r}: {part} {first.get(part)} here, {second.get(part)} there"
     return f"sources: {len(one.sources)} here, {len(two.sources)} there"
+
+
+def refuse_state(
+    mine: Plan, fingerprint: str, position: int, known_plan: Callable[[str], Plan | None], remedy: str
+) -> None:
+    """Refuse a state of another plan. A plan that was since amended at the state's position or later is accepted."""
+    if fingerprint in mine.lineage:
+        _refuse_state_after_an_amendment(mine, fingerprint, position)
+        return
+    other = known_plan(fingerprint)
+    differs, seen = "that plan is not kept here, so what differs is not known", None
+    if other is not None:
+        differs = mine.difference(other) or ""
+        if other.row_tokens != mine.row_tokens:
+            seen = _share_seen(other, position)
+    raise PlanError(
+        f"this state belongs to plan {fingerprint}, and this loader runs plan {mine.fingerprint}",
+        differs=differs,
+        seen=seen,
+        remedy=remedy,
+    )
+
+
+def _refuse_state_after_an_amendment(mine: Plan, fingerprint: str, position: int) -> None:
+    first = mine.lineage.index(fingerprint)
+    for number, amendment in enumerate(mine.amendments[first:], first + 1):
+        if amendment.at < position:
+            raise PlanError(
+                f"this state is at position {position:,}, after amendment {number} of this plan began",
+                amendment=str(amendment),
+                remedy=f"a state from position {amendment.at:,} or before, or the plan that it was saved with: "
+                f"plan={fingerprint!r}",
+            )
+
+
+def _share_seen(plan: Plan, position: int) -> str:
+    """The part of each source that was read before a position, in words."""
+    seen = [
+        f"{100 * count * plan.tokens_per_row(source) / source.num_tokens:.1f} % of {source.name}"
+        for source, count in zip(plan.all_sources, plan.order.given(position), strict=True)
+    ]
+    return f"a state cannot be used with rows of another length; that run had read {', '.join(seen)}"

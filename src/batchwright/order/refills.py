@@ -20,18 +20,7 @@ from numpy.typing import NDArray
 
 from batchwright.base.seeds import key_of, mix64
 
-__all__ = [
-    "Generation",
-    "NoRoom",
-    "PoolSize",
-    "Refill",
-    "Refills",
-    "generations",
-    "lane_share",
-    "mixed_in",
-    "num_rows_of",
-    "replay",
-]
+__all__ = ["NoRoom", "PoolSize", "Refill", "Refills", "generations", "lane_share", "mixed_in", "num_rows_of", "replay"]
 
 Names = tuple[str | int, ...] | None
 _MIXED_AT_ONCE = 1 << 16

@@ -11,7 +11,6 @@ from numpy.typing import ArrayLike, NDArray
 from batchwright.base.checks import one_of
 from batchwright.base.errors import SpecError
 from batchwright.order.epochs import NEVER, Epochs, Skips
-from batchwright.order.mix import Pattern
 from batchwright.order.permute import Permutation, Shuffles, permutation
 from batchwright.order.sweep import Binding, MixLeg, OrderChange, Schedule, Size, sweep
 from batchwright.order.windows import Windows, groups, window_shuffle
@@ -86,15 +85,15 @@ class Order:
             num_rows=num_rows,
             changes=changes,
         )
-        self.names: tuple[str, ...] = swept.names
-        self.growth: tuple[tuple[Size, ...], ...] = swept.sizes
+        self.names: tuple[str, ...] = tuple(swept.names)
+        self.growth: tuple[tuple[Size, ...], ...] = tuple(map(tuple, swept.sizes))
         """For each source, how many rows its epochs have, and from which on."""
         self.sizes: tuple[int, ...] = tuple(growth[-1].num_rows for growth in swept.sizes)
         """Rows of an epoch of each source, with all that it has got."""
-        self.legs: tuple[MixLeg, ...] = swept.legs
-        self.bindings: tuple[Binding, ...] = swept.bindings
+        self.legs: tuple[MixLeg, ...] = tuple(swept.legs)
+        self.bindings: tuple[Binding, ...] = tuple(swept.bindings)
         self.skips: Skips = Skips(skips)
-        self.epochs: Epochs = Epochs(swept.eras, swept.limit, self.skips)
+        self.epochs: Epochs = Epochs(tuple(swept.eras), swept.limit, self.skips)
         self._size = np.array(self.sizes, np.int64)
         self._shuffles = Shuffles(len(self.names))
         self._has_grown = [len(growth) > 1 for growth in swept.sizes]
@@ -104,8 +103,7 @@ class Order:
     @property
     def shares(self) -> list[float]:
         """The share of each source at the end of the stream."""
-        mix = self.legs[-1].mix
-        rows = mix.counts_per_cycle.tolist() if isinstance(mix, Pattern) else list(mix.sizes)
+        rows = self.legs[-1].mix.counts_per_cycle.tolist()
         rows += [0] * (len(self.names) - len(rows))
         return [count / sum(rows) for count in rows]
 
@@ -125,15 +123,7 @@ class Order:
         """(source, number of earlier rows of that source) of positions of a leg."""
         if leg.start != leg.phase:
             positions = positions - (leg.start - leg.phase)
-        if isinstance(leg.mix, Pattern):
-            source, ordinal = leg.mix.at(positions)
-        elif len(leg.mix.sizes) == 1:
-            source, ordinal = np.zeros(len(positions), np.int32), positions
-        else:
-            epoch, within = np.divmod(positions, leg.mix.num_rows)
-            source, ordinal = leg.mix.at(within)
-            of_epochs: NDArray[np.int64] = epoch * np.array(leg.mix.sizes, np.int64)[source]
-            ordinal = ordinal + of_epochs
+        source, ordinal = leg.mix.at(positions)
         if leg.start:
             ordinal = ordinal + np.array(leg.base, np.int64)[source]
         return source, ordinal
@@ -199,21 +189,13 @@ class Order:
         which = np.searchsorted(self._before[:, source], ordinals, side="right") - 1
         for number, mine in groups(which):
             leg = self.legs[number]
-            found = self._position_in(leg, source, ordinals[mine] - leg.base[source])
+            per_cycle = leg.mix.counts_per_cycle
+            if source >= len(per_cycle) or not per_cycle[source]:
+                positions[mine] = NEVER
+                continue
+            found = leg.mix.position(source, ordinals[mine] - leg.base[source])
             positions[mine] = leg.start - leg.phase + found
         return np.minimum(positions, NEVER)
-
-    def _position_in(self, leg: MixLeg, source: int, ordinals: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The positions of a source's rows, relative to the start of a leg. `ordinals` are counted from there too."""
-        mix = leg.mix
-        per_cycle = mix.counts_per_cycle if isinstance(mix, Pattern) else mix.sizes
-        if source >= len(per_cycle) or not per_cycle[source]:
-            return np.full(len(ordinals), NEVER, np.int64)
-        if isinstance(mix, Pattern):
-            return mix.position(source, ordinals)
-        epoch, within = np.divmod(ordinals, mix.sizes[source])
-        positions: NDArray[np.int64] = mix.position(source, within) + epoch * mix.num_rows
-        return positions
 
     def stretches(self, source: int, ordinal: int, longest: int) -> Iterator[Stretch]:
         """The stretches of a source from row number `ordinal` on: windows, or `longest` rows at a time if not shuffled.

@@ -42,8 +42,8 @@ class Sharding:
     def __init__(self, name: str, strategy: Strategy) -> None:
         self.name: str = name
         self.strategy: Strategy = strategy
-        self._checked: dict[tuple[int, int], tuple[list[Share], list[int]]] = {}
-        """(rows, world size): the share of each rank, and the rank of each row."""
+        self._checked: dict[tuple[int, int], list[Share]] = {}
+        """(rows, world size): the share of each rank."""
 
     @property
     def is_contiguous(self) -> bool:
@@ -53,16 +53,14 @@ class Sharding:
         """Rows of a batch of `num_rows` that rank `rank` of `world` gets; equally many for all, unless `uneven`."""
         if self.strategy is _contiguous:  # nothing to check: its ranges tile the batch
             return contiguous_share(num_rows, rank=rank, world=world)
-        shares = self._shares(num_rows, world)[0]
+        shares = self._shares(num_rows, world)
         if not uneven:
             self._refuse_uneven(shares, num_rows)
         return shares[rank]
 
     def rank_of(self, row: int, num_rows: int, world: int) -> int:
         """The rank that gets a row of a batch."""
-        if self.strategy is _contiguous:
-            return next(r for r in range(world) if row in contiguous_share(num_rows, rank=r, world=world))
-        return self._shares(num_rows, world)[1][row]
+        return next(rank for rank in range(world) if row in self.share(num_rows, rank=rank, world=world))
 
     def describe(self, num_rows: int, world: int) -> str:
         """The name; and for a strategy of the user's own what it does with a batch, which another of that name may not.
@@ -72,13 +70,13 @@ class Sharding:
         """
         if self.strategy in (_contiguous, _strided):
             return self.name
-        return f"{self.name} ({fingerprint([list(rows) for rows in self._shares(num_rows, world)[0]])[:8]})"
+        return f"{self.name} ({fingerprint([list(rows) for rows in self._shares(num_rows, world)])[:8]})"
 
-    def _shares(self, num_rows: int, world: int) -> tuple[list[Share], list[int]]:
+    def _shares(self, num_rows: int, world: int) -> list[Share]:
         known = self._checked.get((num_rows, world))
         if known is None:
-            shares = [self._asked(num_rows, rank, world) for rank in range(world)]
-            known = shares, self._ranks_of_rows(shares, num_rows)
+            known = [self._asked(num_rows, rank, world) for rank in range(world)]
+            self._refuse_other_than_once(known, num_rows)
             if len(self._checked) >= _MOST_REMEMBERED:
                 self._checked = {}
             self._checked[num_rows, world] = known
@@ -103,8 +101,8 @@ class Sharding:
                 remedy=f"a sequence of whole numbers from 0 to {num_rows - 1}",
             ) from None
 
-    def _ranks_of_rows(self, shares: list[Share], num_rows: int) -> list[int]:
-        """The rank of each row. Every row of the batch must have exactly one."""
+    def _refuse_other_than_once(self, shares: list[Share], num_rows: int) -> None:
+        """Every row of the batch must have exactly one rank."""
         owners: dict[int, list[int]] = {row: [] for row in range(num_rows)}
         for rank, rows in enumerate(shares):
             for row in rows:
@@ -117,7 +115,6 @@ class Sharding:
                     row=row,
                     remedy=f"each row from 0 to {num_rows - 1} must go to exactly one rank",
                 )
-        return [owners[row][0] for row in range(num_rows)]
 
     def _refuse_uneven(self, shares: list[Share], num_rows: int) -> None:
         for rank, rows in enumerate(shares):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -58,11 +57,6 @@ class Cut:
                 parameter="batch_size",
                 remedy=f"batch_size={rows} or less, or epoch_end='short', 'pad' or 'wrap'",
             )
-
-    @property
-    def epoch_rows(self) -> int | None:
-        """Rows of the epochs that repeat for ever; None: the stream has no epochs."""
-        return self.epochs.last_rows
 
     @property
     def is_linear(self) -> bool:
@@ -176,21 +170,8 @@ class Cut:
             end_live = self.epochs.skips.live(end)
         if self.is_linear:
             return live >= end_live or live + self.rows_per_step > end_live
-        return live >= end_live or self._never_fits(live)
-
-    def _never_fits(self, live: int) -> bool:
-        return self._is_too_small_for_ever(live) and self._border(live) - live < self.rows_per_step
-
-    def last_simple(self, position: int) -> float:
-        """The last position of this epoch whose next step begins exactly rows_per_step later."""
-        live = self.epochs.skips.live(position)
-        last, border = math.inf, self._border(live)
-        if border < NEVER:
-            last = position + border - live - 2 * self.rows_per_step
-        skipped = self.epochs.skips.next_from(position)
-        if skipped is not None:
-            last = min(last, skipped - 2 * self.rows_per_step)
-        return float(last)
+        never_fits = self._is_too_small_for_ever(live) and self._border(live) - live < self.rows_per_step
+        return live >= end_live or never_fits
 
     def steps_until(self, position: int, later: int) -> int:
         """The number of whole steps from one position to a later one."""

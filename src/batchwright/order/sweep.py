@@ -18,10 +18,9 @@ import numpy as np
 from batchwright.base.errors import SpecError
 from batchwright.base.words import suggest
 from batchwright.order.epochs import NEVER
-from batchwright.order.mix import Pattern, build_pattern, integer_shares
-from batchwright.order.natural import Natural
+from batchwright.order.mix import Natural, Pattern, build_pattern, integer_shares
 
-__all__ = ["Binding", "MixLeg", "OrderChange", "Schedule", "Size", "Sweep", "sweep"]
+__all__ = ["Binding", "MixLeg", "OrderChange", "Schedule", "Size", "sweep"]
 
 _PHASES = 1 << 16
 """Slots among which a leg may begin: those of the shortest patterns."""
@@ -98,11 +97,7 @@ class MixLeg(NamedTuple):
 
     def counts(self, position: int) -> list[int]:
         """Rows that each source gave before a position of this leg."""
-        if isinstance(self.mix, Pattern):
-            given = self.mix.counts(position - self.start + self.phase)
-        else:
-            epoch, within = divmod(position - self.start, self.mix.num_rows)
-            given = [epoch * n + c for n, c in zip(self.mix.sizes, self.mix.counts(within), strict=True)]
+        given = self.mix.counts(position - self.start + self.phase)
         given += [0] * (len(self.before) - len(given))  # sources that joined later
         return [b + g for b, g in zip(self.base, given, strict=True)]
 
@@ -115,17 +110,6 @@ class Binding(NamedTuple):
     epochs: int
 
 
-class Sweep(NamedTuple):
-    names: tuple[str, ...]
-    sizes: tuple[tuple[Size, ...], ...]
-    legs: tuple[MixLeg, ...]
-    bindings: tuple[Binding, ...]
-    eras: tuple[tuple[int, int | None], ...]
-    """(from position, rows of an epoch): as `Epochs` takes it."""
-    limit: int | None
-    """The position at which no row is left."""
-
-
 def sweep(
     sizes: Mapping[str, int],
     schedule: Schedule,
@@ -136,7 +120,7 @@ def sweep(
     changes: Sequence[OrderChange],
 ) -> Sweep:
     """Go through all changes once."""
-    run = _Run(sizes, max_epochs, exhausted, num_rows)
+    run = Sweep(sizes, max_epochs, exhausted, num_rows)
     for change in changes:
         if change.weights is not None:
             schedule = (*(segment for segment in schedule if segment[0] < change.at), *change.weights)
@@ -151,17 +135,18 @@ def sweep(
         run.go(mark, min((other for other in mixing if other > mark), default=NEVER))
         if run.limit is not None:
             break
-    return run.result()
+    run.finish()
+    return run
 
 
-class _Run:
-    """A sweep in progress."""
+class Sweep:
+    """The legs and epochs of a stream, as far as the sweep has come."""
 
     def __init__(
         self, sizes: Mapping[str, int], max_epochs: Mapping[str, int], exhausted: str, num_rows: int | None
     ) -> None:
-        self.names = list(sizes)
-        self.sizes = [[Size(0, 0, n)] for n in sizes.values()]
+        self.names: list[str] = list(sizes)
+        self.sizes: list[list[Size]] = [[Size(0, 0, n)] for n in sizes.values()]
         self.caps, self.exhausted, self.num_rows = dict(max_epochs), exhausted, num_rows
         self.weights: Mapping[str, float] | None = None
         self.is_changed = True
@@ -169,7 +154,9 @@ class _Run:
         self.legs: list[MixLeg] = []
         self.bindings: list[Binding] = []
         self.eras: list[tuple[int, int | None]] = []
+        """(from position, rows of an epoch): as `Epochs` takes it."""
         self.limit: int | None = None
+        """The position at which no row is left."""
 
     def apply(self, change: OrderChange) -> None:
         self.joining.update(change.sizes)
@@ -316,19 +303,12 @@ class _Run:
             rows = end - start
         self.eras = [*(era for era in self.eras if era[0] < start), (start, rows)]
 
-    def result(self) -> Sweep:
+    def finish(self) -> None:
+        self.legs = [leg.among(len(self.names)) for leg in self.legs]
         if self.limit is not None:  # the last era ends with the stream
             start, rows = self.eras[-1]
             if rows is None or self.limit < start + rows or (self.limit - start) % rows:
                 self._begin_era(self._epoch_start(self.limit), self.limit)
-        return Sweep(
-            tuple(self.names),
-            tuple(map(tuple, self.sizes)),
-            tuple(leg.among(len(self.names)) for leg in self.legs),
-            tuple(self.bindings),
-            tuple(self.eras),
-            self.limit,
-        )
 
 
 def check_weights(weights: Mapping[str, float], names: Sequence[str]) -> None:

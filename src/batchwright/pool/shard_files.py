@@ -86,7 +86,7 @@ def shard_sequence(found: Sequence[Sequence[ShardFile]]) -> list[ShardFile]:
     >>> [shard.path for shard in shard_sequence(found)]
     ['a/0.npz', 'b/0.npz', 'a/1.npz', 'a/2.npz', 'b/1.npz', 'a/3.npz']
     """
-    from batchwright.order.draw import draw_slots
+    from batchwright.order.mix import draw_slots
 
     if not any(found):
         return []

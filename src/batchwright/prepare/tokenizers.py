@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from batchwright.base.checks import local_path
 from batchwright.base.errors import TokenizerError
 from batchwright.base.fingerprint import fingerprint, fingerprint_bytes, function_fingerprint
-from batchwright.base.protocols import Tokenizer
+from batchwright.base.plugins import Tokenizer
 from batchwright.base.words import suggest
 from batchwright.prepare.special_tokens import SpecialTokenEncoder
 from batchwright.prepare.tiktoken_encoder import FastEncoder, any_of, find_proof
@@ -243,7 +243,7 @@ class CallableTokenizer:
 
 
 class PluginTokenizer:
-    """A user's object that implements `batchwright.base.protocols.Tokenizer`."""
+    """A user's object that implements `batchwright.base.plugins.Tokenizer`."""
 
     fingerprint: str
     vocab_size: int

@@ -25,8 +25,7 @@ from pathlib import Path
 import xxhash
 
 from batchwright.base.errors import StoreError
-from batchwright.base.files import inside, is_in_use, out_of_space_at, shared
-from batchwright.base.forks import let_go_in_children
+from batchwright.base.files import inside, is_in_use, let_go_in_children, out_of_space_at, shared
 from batchwright.base.journal import (
     HEAD_BYTES,
     RECORD_BYTES,
