@@ -22,7 +22,7 @@ from batchwright.baking.token_spool import TokenSpool
 from batchwright.baking.unit_rows import RowAt, RowJob, UnitReport, pass_over, prepared_rows, unchanged_while_read
 from batchwright.base.errors import BatchwrightError, SourceError, TokenizerError
 from batchwright.base.fingerprint import fingerprint, fingerprint_file
-from batchwright.columns.arrays import arrow_to_numpy, lists_to_arrow, numpy_to_arrow, records_of, records_to_arrow
+from batchwright.columns.arrow import arrow_to_numpy, lists_to_arrow, numpy_to_arrow, records_of, records_to_arrow
 from batchwright.order.permute import permutation
 from batchwright.prepare.chat.faults import ChatError
 from batchwright.prepare.chat.formats import Layout, detect

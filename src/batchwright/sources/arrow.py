@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from batchwright.base.words import first_line
-from batchwright.columns.arrow_files import open_ipc
+from batchwright.columns.arrow import open_ipc
 from batchwright.sources.arrow_rows import count_only, faults_in_names, needed_names, rows_of
 from batchwright.sources.formats import Malformed, Row
 

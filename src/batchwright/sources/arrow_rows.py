@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from batchwright.base.words import first_line
-from batchwright.columns.arrays import tensors_to_numpy
+from batchwright.columns.arrow import tensors_to_numpy
 from batchwright.sources.formats import Malformed, Row
 
 __all__ = ["count_only", "faults_in_names", "has_map", "needed_names", "rows_of"]

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from batchwright.columns.arrow_files import read_schema
+from batchwright.columns.arrow import read_schema
 from batchwright.sources.formats import Row
 
 __all__ = ["FORMATS_WITH_TYPES", "columns_of_rows", "schema_of_files"]

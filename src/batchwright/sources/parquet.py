@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from batchwright.base.words import first_line
-from batchwright.columns.arrow_files import open_parquet
+from batchwright.columns.arrow import open_parquet
 from batchwright.sources.arrow_rows import count_only, faults_in_names, has_map, needed_names, rows_of
 from batchwright.sources.formats import Malformed, Row
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from batchwright.base.checks import local_path, one_of
 from batchwright.base.errors import SourceError, SpecError
 from batchwright.base.words import first_line
-from batchwright.columns.npy import read_npy_header
+from batchwright.columns.flat import read_npy_header
 
 __all__ = ["FORMATS", "TokenFile", "list_token_files", "open_token_file", "token_dtype"]
 

@@ -211,7 +211,7 @@ class Store:
     def _table(self, name: str, expected_hash: str) -> dict[str, Any]:
         import pyarrow as pa
 
-        from batchwright.columns.arrays import arrow_to_numpy
+        from batchwright.columns.arrow import arrow_to_numpy
 
         path = self.folder / name
         try:

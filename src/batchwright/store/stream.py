@@ -65,7 +65,7 @@ class MappedShard:
     ) -> None:
         import pyarrow as pa
 
-        from batchwright.columns.arrays import arrow_to_numpy, records_of
+        from batchwright.columns.arrow import arrow_to_numpy, records_of
 
         repair = REBAKE if adopted is None else REPAIR_ADOPTED
         check_shard_file(path, num_bytes, repair)

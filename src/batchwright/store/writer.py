@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from batchwright.base.files import write_whole, writing_whole
 from batchwright.base.fingerprint import fingerprint_bytes, fingerprint_file
-from batchwright.columns.arrays import lists_to_arrow, numpy_to_arrow, records_to_arrow
+from batchwright.columns.arrow import lists_to_arrow, numpy_to_arrow, records_to_arrow
 from batchwright.store.layout import Manifest, Shard, StreamInfo, stream_fingerprint
 
 __all__ = ["MAX_SHARD_TOKENS", "stream_info", "write_arrow", "write_shard", "write_table", "write_version_tables"]
