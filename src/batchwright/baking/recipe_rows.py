@@ -13,7 +13,7 @@ from batchwright.baking.unit_rows import UnitReport, dropped_in_words, kept_rows
 from batchwright.baking.work import RowWork, choose_quantities, plan_rows, tasks_of
 from batchwright.baking.workers import run_units
 from batchwright.base.errors import SourceError
-from batchwright.sources.column_types import FORMATS_WITH_TYPES, columns_of_rows, schema_of_files
+from batchwright.sources.arrow import FORMATS_WITH_TYPES, columns_of_rows, schema_of_files
 from batchwright.sources.memory import TableRows
 
 __all__ = ["PreparedRows", "memory_row", "read_recipe"]

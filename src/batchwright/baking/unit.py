@@ -30,8 +30,7 @@ from batchwright.prepare.chat.spans import SPAN_DTYPE
 from batchwright.prepare.chat.step import Chat, Prepared
 from batchwright.prepare.holdout import side_of
 from batchwright.prepare.tokenize import Tokenize
-from batchwright.sources.faults import place
-from batchwright.sources.units import Malformed, Unit
+from batchwright.sources.units import Malformed, Unit, place
 from batchwright.store.texts import TextHashes, hash_texts
 from batchwright.store.writer import MAX_SHARD_TOKENS, write_arrow
 

@@ -15,11 +15,10 @@ from typing import Any, NamedTuple
 
 from batchwright.base.errors import SampleTypeError, SpecError
 from batchwright.prepare.documents import read_documents
-from batchwright.sources.faults import error_of
 from batchwright.sources.formats import Format, Malformed, format_for, known_extensions
 from batchwright.sources.listing import InputFile, list_files, looks_like_paths
 from batchwright.sources.memory import table_rows
-from batchwright.sources.units import EndOfSpan, cut_files
+from batchwright.sources.units import EndOfSpan, cut_files, error_of
 
 __all__ = ["RolloutTable", "table_of"]
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import inspect
 import json
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from io import BufferedReader
 from pathlib import Path
@@ -368,3 +368,24 @@ def _read_text(stream: BufferedReader, *, max_row_bytes: int = MAX_ROW_BYTES) ->
 
 
 _PIECE_BYTES = 1 << 20
+
+
+# Formats of files. The first such file imports pyarrow, which takes long.
+
+
+@register_format("arrow", extensions=(".arrow", ".feather", ".ipc"), by_file=True, version="1")
+def _read_arrow(
+    path: Path, *, columns: Sequence[str] | None = None, start: int = 0, stop: int | None = None
+) -> Iterator[Row | Malformed]:
+    from batchwright.sources.arrow import read_arrow
+
+    return read_arrow(path, columns=columns, start=start, stop=stop)
+
+
+@register_format("parquet", extensions=(".parquet", ".pq"), by_file=True, version="1")
+def _read_parquet(
+    path: Path, *, columns: Sequence[str] | None = None, start: int = 0, stop: int | None = None
+) -> Iterator[Row | Malformed]:
+    from batchwright.sources.arrow import read_parquet
+
+    return read_parquet(path, columns=columns, start=start, stop=stop)

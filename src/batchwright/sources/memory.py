@@ -151,17 +151,12 @@ class TableRows:
 
     def read(self, columns: Sequence[str] | None) -> Iterator[Row | Malformed]:
         """Rows as dicts, made a piece at a time."""
-        from batchwright.sources.arrow_rows import count_only, needed_names, rows_of
+        from batchwright.sources.arrow import count_only, only_needed, rows_of
 
         if count_only(columns):
             yield from ({} for _ in range(len(self)))
             return
-        names = self._table.column_names
-        needed = needed_names(names, columns)
-        table = self._table
-        if needed is not None:
-            table = table.select([name for name in names if name in needed])
-        for piece in TableRows(table, self._indices)._pieces():
+        for piece in TableRows(only_needed(self._table, columns), self._indices)._pieces():
             for batch in piece.to_batches():
                 yield from rows_of(batch)
 

@@ -1,8 +1,8 @@
-"""Cut a source into units of work, and read a unit. Units have about 64 MB, and are fixed before any worker starts.
+"""Cut a source into units of work, read a unit, and name the row of a fault.
 
-A unit is either several whole files, or a byte range of one file that can be cut (by line: its rows are the lines that
-*start* in the range), or some rows from memory. Cuts depend on names and sizes, and for large files on
-compression. They are the same for any number of workers.
+Units have about 64 MB, and are fixed before any worker starts. A unit is either several whole files, or a byte range of
+one file that can be cut (by line: its rows are the lines that *start* in the range), or some rows from memory. Cuts
+depend on names and sizes, and for large files on compression. They are the same for any number of workers.
 """
 
 from __future__ import annotations
@@ -10,18 +10,22 @@ from __future__ import annotations
 import copy
 import functools
 import os
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
-from batchwright.base.errors import BatchwrightError, SourceError
+from batchwright.base.errors import BatchwrightError, SourceError, WorkerError
 from batchwright.sources.compression import DecompressionBomb, is_compressed, open_raw
 from batchwright.sources.formats import Format, Malformed, Row, encoding_fault, format_for, too_long
 from batchwright.sources.memory import TableRows
 
-__all__ = ["UNIT_BYTES", "EndOfSpan", "Malformed", "Span", "Unit", "cut_files", "cut_rows", "read_unit"]
+__all__ = [
+    *("EndOfSpan", "Malformed", "Span", "Unit", "cut_files", "cut_rows", "read_unit"),
+    *("error_of", "failure_of", "place"),
+]
 
 UNIT_BYTES = 64 << 20
 _UNIT_ROWS = 100_000
@@ -285,3 +289,79 @@ def _reason(error: Exception) -> str:
     if isinstance(error, OSError) and error.errno is not None:
         return os.strerror(error.errno)
     return str(error) or type(error).__name__
+
+
+_SKIP_ROWS = "on_error='skip' to leave out such rows and count them"
+_SKIP_FILE = "on_error='skip' to pass over it and count it"
+
+
+def place(unit: Unit, span: int, row_number: int, formats: Mapping[str, Format]) -> dict[str, Any]:
+    """File and line (from 1) of a row, or file and row (from 0)."""
+    if not unit.spans:
+        return {"file": "<memory>", "row": unit.first_row + row_number}
+    where = unit.spans[min(span, len(unit.spans) - 1)]
+    kind = formats[where.format]
+    if kind.by_line:
+        return {"file": where.path, "line": _lines_before(where.path, where.start) + row_number + 1}
+    if where.format == "text":
+        return {"file": where.path}
+    return {"file": where.path, "row": _rows_before(where, formats) + row_number}
+
+
+def error_of(fault: Malformed, unit: Unit, span: int, row_number: int, formats: Mapping[str, Format]) -> SourceError:
+    """The error for rows that cannot be read or have no text."""
+    where = place(unit, span, row_number, formats)
+    if fault.rows > 1 and "row" in where:
+        first = where.pop("row")
+        where["rows"] = f"{first:,} to {first + fault.rows - 1:,}"
+    if fault.turn is not None:
+        where["turn"] = fault.turn
+    headline = f"{fault.kind}: {fault.reason}" if fault.reason else fault.kind
+    return SourceError(headline, **where, remedy=_remedy(fault))
+
+
+def _remedy(fault: Malformed) -> str:
+    of_file = fault.rest or fault.kind == "empty file"
+    skip = _SKIP_FILE if of_file else _SKIP_ROWS
+    if fault.remedy:
+        return f"{fault.remedy}; or {skip}"
+    if of_file:
+        return f"mend or leave out the file, or {skip}"
+    if fault.kind.startswith("no column"):
+        return f"text= with the column that holds the text, or {skip}"
+    if fault.rows > 1:
+        return f"write the file again, or {skip}"
+    return f"mend the row, or {skip}"
+
+
+def failure_of(
+    what: str, error: Exception, unit: Unit, span: int, row_number: int, formats: Mapping[str, Format]
+) -> WorkerError:
+    """The error for a function of the user's that failed at a row."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return WorkerError(
+        f"{what} failed: {type(error).__name__}: {error}",
+        **place(unit, span, row_number, formats),
+        at=f"{frame.filename}:{frame.lineno}",
+        remedy="mend the function, or leave such rows out with where=",
+    )
+
+
+def _lines_before(path: str, start: int) -> int:
+    """The number of lines that begin before a byte of a file, and so the number, from 0, of the line there."""
+    lines, last = 0, b"\n"
+    if start:
+        with open(path, "rb") as file:
+            while start > 0 and (piece := file.read(min(start, 1 << 20))):
+                lines += piece.count(b"\n")
+                start -= len(piece)
+                last = piece[-1:]
+    return lines + (last != b"\n")  # a line that the byte lies inside began before it
+
+
+def _rows_before(span: Span, formats: Mapping[str, Format]) -> int:
+    """Rows of a file before a range of it, found by reading them: only when one must be named."""
+    if not span.start:
+        return 0
+    before = Unit((replace(span, start=0, stop=span.start),), 0)
+    return next(number for _, number, row in read_unit(before, formats, columns=()) if isinstance(row, EndOfSpan))

@@ -28,8 +28,7 @@ from batchwright.base.progress import Progress, progress, say
 from batchwright.base.words import counted
 from batchwright.prepare.tokenize import tokenize
 from batchwright.prepare.tokenizers import resolve_tokenizer
-from batchwright.sources.scan import Range, TokenScan
-from batchwright.sources.tokens import TokenFile, open_token_file, token_dtype
+from batchwright.sources.tokens import Range, TokenFile, TokenScan, open_token_file, token_dtype
 from batchwright.store import writer
 from batchwright.store.adopt_files import Paths, StreamFiles, check_files, default_folder, group_files
 from batchwright.store.adopted import path_beside
