@@ -17,8 +17,7 @@ from typing import Any, NamedTuple
 from batchwright.baking.recipe import DatasetRecipe, check_recipe
 from batchwright.baking.unit import DocumentJob, document_of
 from batchwright.baking.unit_rows import RowAt, RowJob, follow_steps, result_fingerprint
-from batchwright.baking.work import RowWork, plan_dry
-from batchwright.baking.workers import run_tasks
+from batchwright.baking.work import RowWork, plan_dry, run_tasks
 from batchwright.base.errors import SpecError
 from batchwright.prepare.documents import read_documents
 from batchwright.sources.units import Malformed

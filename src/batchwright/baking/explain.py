@@ -6,8 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from batchwright.baking.instructions import Ingredient, Instruction, line_of
-from batchwright.baking.recipe import DatasetRecipe, check_recipe
+from batchwright.baking.recipe import DatasetRecipe, Ingredient, Instruction, check_recipe, line_of
 from batchwright.baking.unit_rows import (
     RowAt,
     UnitReport,

@@ -11,8 +11,7 @@ from typing import Any
 
 import msgspec
 
-from batchwright.baking.instructions import Ingredient
-from batchwright.baking.recipe import DatasetRecipe
+from batchwright.baking.recipe import DatasetRecipe, Ingredient
 from batchwright.base.errors import StoreError
 from batchwright.base.files import write_whole
 from batchwright.base.fingerprint import fingerprint, fingerprint_file

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from batchwright.baking.document_columns import Documents, borders_of, join_documents
+from batchwright.baking.documents import Documents, borders_of, join_documents
 from batchwright.baking.inputs import Inputs, content_hash
 from batchwright.baking.reuse import UnitPlace, units_table
 from batchwright.baking.unit import SPLITS

@@ -17,8 +17,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from batchwright.baking.document_columns import Documents, borders_of, marks_of
-from batchwright.baking.token_spool import TokenSpool
+from batchwright.baking.documents import Documents, TokenSpool, borders_of, marks_of
 from batchwright.baking.unit_rows import RowAt, RowJob, UnitReport, pass_over, prepared_rows, unchanged_while_read
 from batchwright.base.errors import BatchwrightError, SourceError, TokenizerError
 from batchwright.base.fingerprint import fingerprint, fingerprint_file
@@ -35,22 +34,9 @@ from batchwright.store.texts import TextHashes, hash_texts
 from batchwright.store.writer import MAX_SHARD_TOKENS, write_arrow
 
 if TYPE_CHECKING:
-    from batchwright.baking.token_cache import TokenCache
+    from batchwright.baking.reuse import TokenCache
 
-__all__ = [
-    "SPLITS",
-    "BakedUnit",
-    "DocumentJob",
-    "UnitFile",
-    "UnitReport",
-    "bake_unit",
-    "detect_layout",
-    "document_of",
-    "encode_located",
-    "find_characters",
-    "texts_of",
-    "unit_key",
-]
+__all__ = ["DocumentJob", "UnitReport", "encode_located", "texts_of"]
 
 Locate = Callable[[int], RowAt]
 """The place of a document, by its number among those that are encoded together."""

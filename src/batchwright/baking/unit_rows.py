@@ -24,24 +24,7 @@ from batchwright.sources.formats import Format
 from batchwright.sources.memory import TableRows
 from batchwright.sources.units import EndOfSpan, Malformed, Unit, error_of, failure_of, place
 
-__all__ = [
-    "RowAt",
-    "RowJob",
-    "UnitReport",
-    "apply_step",
-    "dropped_in_words",
-    "examples_in_words",
-    "find_passing",
-    "follow_steps",
-    "is_selected",
-    "kept_rows",
-    "pass_over",
-    "prepared_rows",
-    "read_rows",
-    "result_fingerprint",
-    "total_report",
-    "unchanged_while_read",
-]
+__all__ = ["RowAt", "RowJob", "UnitReport", "dropped_in_words", "examples_in_words", "total_report"]
 
 Row = dict[str, Any]
 RowAt = tuple[Unit, int, int]

@@ -20,8 +20,7 @@ from batchwright.columns.shard import DAMAGED, Column, Rows, Schema, check_shape
 __all__ = [
     *("arrow_to_numpy", "numpy_dtype", "numpy_to_arrow", "tensors_to_numpy"),
     *("lists_of", "lists_to_arrow", "records_of", "records_to_arrow"),
-    *("ARROW_DAMAGE", "column_of", "columns_of_batch", "to_numpy"),
-    *("open_ipc", "open_parquet", "read_schema", "read_table"),
+    *("column_of", "open_ipc", "open_parquet", "read_schema", "read_table", "to_numpy"),
 ]
 
 _NUMPY_NAMES = {"halffloat": "float16", "float": "float32", "double": "float64"}

@@ -27,8 +27,8 @@ from batchwright.base.errors import SourceError, SpecError
 from batchwright.base.words import first_line, listed, suggest
 
 __all__ = [
-    *("EXTENSIONS", "ShardHeader", "ShardReader", "content_mark", "format_of", "open_shard", "peek"),
-    *("Column", "Rows", "Schema", "Wanted", "row_bytes"),
+    *("EXTENSIONS", "ShardReader", "content_mark", "format_of", "open_shard", "peek"),
+    *("Column", "Schema", "row_bytes"),
 ]
 
 Wanted = slice | NDArray[np.int64]

@@ -22,10 +22,7 @@ from batchwright.base.words import first_line
 from batchwright.columns.arrow import open_ipc, open_parquet, read_schema, tensors_to_numpy
 from batchwright.sources.formats import Malformed, Row
 
-__all__ = [
-    *("FORMATS_WITH_TYPES", "columns_of_rows", "schema_of_files"),
-    *("count_only", "only_needed", "read_arrow", "read_parquet", "rows_of"),
-]
+__all__ = ["FORMATS_WITH_TYPES", "columns_of_rows", "schema_of_files"]
 
 _DAMAGE = (pa.ArrowException, OSError)
 

@@ -29,20 +29,7 @@ from batchwright.base.plugins import Registry
 from batchwright.base.words import suggest
 from batchwright.sources.compression import COMPRESSED, uncompressed_name
 
-__all__ = [
-    "BOM",
-    "MAX_ROW_BYTES",
-    "Format",
-    "Malformed",
-    "Row",
-    "encoding_fault",
-    "format_for",
-    "known_extensions",
-    "known_formats",
-    "parse_json",
-    "register_format",
-    "too_long",
-]
+__all__ = ["Format", "Malformed", "format_for", "known_extensions", "known_formats", "register_format"]
 
 Row = dict[str, Any]
 MAX_ROW_BYTES = 128 << 20

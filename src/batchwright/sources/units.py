@@ -23,8 +23,8 @@ from batchwright.sources.formats import Format, Malformed, Row, encoding_fault, 
 from batchwright.sources.memory import TableRows
 
 __all__ = [
-    *("EndOfSpan", "Malformed", "Span", "Unit", "cut_files", "cut_rows", "read_unit"),
-    *("error_of", "failure_of", "place"),
+    *("EndOfSpan", "Malformed", "Span", "Unit"),
+    *("cut_files", "cut_rows", "error_of", "failure_of", "place", "read_unit"),
 ]
 
 UNIT_BYTES = 64 << 20

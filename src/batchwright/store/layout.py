@@ -41,22 +41,8 @@ from batchwright.base.files import inside, is_part, write_whole
 from batchwright.base.fingerprint import fingerprint
 
 __all__ = [
-    "REBAKE",
-    "REPAIR_ADOPTED",
-    "Manifest",
-    "Shard",
-    "StreamInfo",
-    "check_source_name",
-    "content_digest",
-    "current_version",
-    "is_adopted",
-    "is_store",
-    "mark_as_store",
-    "point_to",
-    "refuse_other_folders",
-    "sealed",
-    "stream_fingerprint",
-    "version_folder",
+    *("Manifest", "REBAKE", "Shard", "check_source_name", "content_digest", "current_version"),
+    *("is_adopted", "is_store", "mark_as_store", "point_to", "refuse_other_folders", "version_folder"),
 ]
 
 POINTER = "batchwright.json"

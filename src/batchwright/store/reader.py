@@ -50,7 +50,7 @@ class Store:
         self._streams: dict[tuple[str, str], TokenStream] = {}
         self._undamaged: dict[int, MappedShard | None] = {}
         if verify:
-            from batchwright.store.verify import verify_store
+            from batchwright.store.versions import verify_store
 
             for damage in verify_store(self):
                 raise damage.error()
