@@ -20,7 +20,7 @@ from batchwright.baking.unit_rows import RowAt, RowJob, follow_steps, result_fin
 from batchwright.baking.work import RowWork, plan_dry, run_tasks
 from batchwright.base.errors import SpecError
 from batchwright.prepare.documents import read_documents
-from batchwright.sources.units import Malformed
+from batchwright.sources.formats import Malformed
 
 __all__ = ["check_functions"]
 

@@ -95,9 +95,6 @@ class TokenSpool:
     ([3, 1, 2], [2, 1])
     """
 
-    dtype: np.dtype[Any]
-    folder: Path
-
     def __init__(self, folder: Path, dtype: np.dtype[Any]) -> None:
         """`folder` is for the files."""
         self.folder, self.dtype = folder, dtype

@@ -19,7 +19,7 @@ from batchwright.baking.unit_rows import (
 from batchwright.base.checks import one_of
 from batchwright.base.words import counted
 from batchwright.prepare.rows import RowStep
-from batchwright.sources.units import Malformed
+from batchwright.sources.formats import Malformed
 from batchwright.typing import OnError
 
 if TYPE_CHECKING:

@@ -10,9 +10,10 @@ import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from batchwright.baking.inputs import Inputs
 from batchwright.baking.recipe import DatasetRecipe
@@ -29,13 +30,11 @@ from batchwright.base.errors import BatchwrightError, SampleError, SampleTypeErr
 from batchwright.base.fingerprint import fingerprint
 from batchwright.base.progress import say
 from batchwright.base.words import counted
+from batchwright.buffer.buffer import DatasetBuffer
 from batchwright.sources.arrow import FORMATS_WITH_TYPES, columns_of_rows, schema_of_files
 from batchwright.sources.memory import TableRows
 from batchwright.store.layout import is_adopted, is_store
-
-if TYPE_CHECKING:
-    from batchwright.buffer.buffer import DatasetBuffer
-    from batchwright.store.reader import Store
+from batchwright.store.reader import Store
 
 __all__ = ["PreparedRows", "bake_folder", "bake_rows", "check_buffer", "memory_row", "put_tokens", "read_recipe"]
 
@@ -46,8 +45,6 @@ _AGAIN = " again "
 
 
 def check_buffer(into: Any) -> None:
-    from batchwright.buffer.buffer import DatasetBuffer
-
     if into is not None and not isinstance(into, DatasetBuffer):
         raise SpecError(
             f"into= is a buffer, not a {type(into).__name__}",
@@ -72,8 +69,6 @@ def put_tokens(into: DatasetBuffer | None, store: Store) -> DatasetBuffer:
 
 
 def _tokens_of(store: Store, name: str) -> PreparedRows:
-    import pyarrow as pa
-
     paths = store.files["path"].to_pylist()
     pieces: list[Any] = []
     for split in [info.split for info in store.manifest.streams if info.source == name]:
@@ -101,8 +96,6 @@ def bake_folder(recipe: DatasetRecipe, to: Path, *, workers: int, on_error: str,
     The rows are a version named after the recipe and its files. An older version of this name is restored. Otherwise
     everything is read, the rows are replaced, and the rows before them stay a version.
     """
-    from batchwright.buffer.buffer import DatasetBuffer
-
     _refuse_other_folders(to)
     inputs = Inputs.of(recipe, shuffle=False)
     name = f"{recipe.fingerprint} {fingerprint([inputs.key, on_error])[:8]}"
@@ -177,8 +170,6 @@ def _refuse_other_folders(to: Path) -> None:
 
 def _put(into: DatasetBuffer | None, parts: Sequence[PreparedRows]) -> DatasetBuffer:
     """Append each ingredient's rows. A row that does not fit leaves `into` unchanged."""
-    from batchwright.buffer.buffer import DatasetBuffer
-
     if into is None:
         into = DatasetBuffer()
     elif sum(len(part) > 0 for part in parts) > 1:
@@ -337,7 +328,5 @@ def _column_names(rows: Any) -> list[str]:
 def _padded(rows: Any, names: Sequence[str]) -> Any:
     if isinstance(rows, list):
         return [dict.fromkeys(names) | row for row in rows]
-    import pyarrow as pa
-
     nulls = dict.fromkeys(names, pa.nulls(rows.num_rows))
     return pa.table(nulls | {name: rows[name] for name in rows.column_names})

@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -29,7 +29,8 @@ from batchwright.prepare.chat.spans import SPAN_DTYPE
 from batchwright.prepare.chat.step import Chat, Prepared
 from batchwright.prepare.holdout import side_of
 from batchwright.prepare.tokenize import Tokenize
-from batchwright.sources.units import Malformed, Unit, place
+from batchwright.sources.formats import Malformed
+from batchwright.sources.units import Unit, place
 from batchwright.store.texts import TextHashes, hash_texts
 from batchwright.store.writer import MAX_SHARD_TOKENS, write_arrow
 
@@ -194,9 +195,9 @@ def _documents_of(
             yield at, document
 
 
-def texts_of(job: DocumentJob, unit: Unit, report: UnitReport) -> Iterator[tuple[RowAt, str]]:
+def texts_of(job: DocumentJob, unit: Unit, report: UnitReport, selected: Any = None) -> Iterator[tuple[RowAt, str]]:
     """(place, text) of every document of a unit of texts."""
-    for at, text in _documents_of(job, unit, report):
+    for at, text in _documents_of(job, unit, report, selected):
         assert isinstance(text, str)
         yield at, text
 
@@ -251,10 +252,8 @@ def detect_layout(job: DocumentJob, units: Sequence[Unit]) -> Layout:
 def find_characters(job: DocumentJob, unit: Unit, selected: Any) -> set[str]:
     """The characters of a unit's documents, for a vocabulary of characters."""
     characters: set[str] = set()
-    for at, row in prepared_rows(job, unit, UnitReport(), selected):
-        text = document_of(job, at, row)
-        if isinstance(text, str):
-            characters.update(text)
+    for _, text in texts_of(job, unit, UnitReport(), selected):
+        characters.update(text)
     return characters
 
 
@@ -271,19 +270,9 @@ def encode_located(job: DocumentJob, documents: list[Any], locate: Locate) -> li
 # Units that are done
 
 
-class BakedUnit(Protocol):
-    """The documents of a unit: in its own file, or in the shards of an older version."""
-
-    @property
-    def report(self) -> UnitReport: ...
-
-    def documents(self, side: int) -> Documents:
-        """The documents of one split. Their `file` and `row` are the span, and the number in it."""
-
-
 @dataclass(frozen=True, slots=True)
 class UnitFile:
-    """A file that `bake_unit` wrote."""
+    """A file that `bake_unit` wrote. It gives what `ReusedUnit` gives for a unit of an older version."""
 
     path: Path
     report: UnitReport
@@ -302,6 +291,7 @@ class UnitFile:
         return cls(path, report)
 
     def documents(self, side: int) -> Documents:
+        """The documents of one split. Their `file` and `row` are the span, and the number in it."""
         with pa.memory_map(str(self.path)) as file:
             batch = pa.ipc.open_file(file).get_batch(0)
         names = ("span", "row", "split", "text_high", "text_low")

@@ -20,9 +20,9 @@ from batchwright.base.fingerprint import fingerprint_value, function_fingerprint
 from batchwright.prepare.documents import read_documents
 from batchwright.prepare.rows import RowStep
 from batchwright.prepare.text_column import TextColumn
-from batchwright.sources.formats import Format
+from batchwright.sources.formats import Format, Malformed
 from batchwright.sources.memory import TableRows
-from batchwright.sources.units import EndOfSpan, Malformed, Unit, error_of, failure_of, place
+from batchwright.sources.units import EndOfSpan, Unit, error_of, failure_of, place
 
 __all__ = ["RowAt", "RowJob", "UnitReport", "dropped_in_words", "examples_in_words", "total_report"]
 

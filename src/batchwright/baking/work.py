@@ -17,9 +17,8 @@ import numpy as np
 
 from batchwright.baking.inputs import Inputs, formats_of
 from batchwright.baking.recipe import DatasetRecipe, Ingredient, Step, spec_of_step
-from batchwright.baking.reuse import find_cache, find_reusable
+from batchwright.baking.reuse import ReusedUnit, find_cache, find_reusable
 from batchwright.baking.unit import (
-    BakedUnit,
     DocumentJob,
     UnitFile,
     bake_unit,
@@ -86,7 +85,7 @@ class Work(RowWork):
     """One ingredient's work for a store."""
 
     job: DocumentJob
-    baked: list[BakedUnit] = field(default_factory=list)
+    baked: list[UnitFile | ReusedUnit] = field(default_factory=list)
 
     @property
     def reports(self) -> list[UnitReport]:
@@ -297,7 +296,7 @@ def bake_units(work: list[Work], to: Path, workers: int, show: bool) -> int:
         key: (which, unit, key, chosen, folder / f"{key}.arrow")
         for key, (which, unit, chosen) in zip(keys, tasks_of(work), strict=True)
     }
-    done: dict[str, BakedUnit] = {
+    done: dict[str, UnitFile | ReusedUnit] = {
         key: found for key, (*_, path) in tasks.items() if (found := UnitFile.find(path, key)) is not None
     }
     done |= find_reusable(to, tasks.keys() - done.keys())

@@ -75,14 +75,12 @@ class _ArrowReader(ShardReader):
             raise self._damaged(error, **where) from None
 
     def _damaged(self, error: object, **where: object) -> SourceError:
-        return damaged(self._format, self.path, error, **where)
+        return damaged(self._format, self.path, error, None, **where)
 
 
 class ArrowShard(_ArrowReader):
     """One file of record batches. Compressed batches are decoded one at a time."""
 
-    rows: int
-    decode_bytes: int
     _format = "an Arrow"
 
     def _open(self, columns: Sequence[str] | None) -> None:
@@ -217,8 +215,6 @@ _PAGE_BYTES = 8 << 20
 class ParquetShard(_ArrowReader):
     """One Parquet file. Checksums of pages are checked if the writer made some."""
 
-    decode_bytes: int
-    rows: int
     _format = "a Parquet"
     _file: Any = None
 

@@ -105,8 +105,6 @@ class FlatColumn:
 class FlatShard(ShardReader):
     """Arrays in one open file."""
 
-    path: str
-
     def __init__(self, path: str, columns: dict[str, FlatColumn], opened: contextlib.ExitStack) -> None:
         self.path, self._columns, self._opened = path, columns, opened
         self.rows: int = rows_of({name: column.rows for name, column in columns.items()}, file=path)

@@ -61,9 +61,6 @@ _ZSTD_RATIO = 12
 class RowShard(ShardReader):
     """A shard of Python values."""
 
-    schema: Schema
-    rows: int
-
     def __init__(self, path: str, kind: str, columns: Sequence[str] | None, budget: int | None) -> None:
         self.path = path
         names = columns if columns is None or isinstance(columns, str) else list(columns)
@@ -133,9 +130,6 @@ Row = dict[str, Any]
 
 class Decoded:
     """The columns of a shard, in blocks of rows."""
-
-    columns: Sequence[str] | None
-    file: str
 
     def __init__(self, file: str, columns: Sequence[str] | None) -> None:
         self.file, self.columns = file, columns

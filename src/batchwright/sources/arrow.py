@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from batchwright.base.words import first_line
 from batchwright.columns.arrow import open_ipc, open_parquet, read_schema, tensors_to_numpy
-from batchwright.sources.formats import Malformed, Row
+from batchwright.sources.formats import Malformed, Row, bad_byte
 
 __all__ = ["FORMATS_WITH_TYPES", "columns_of_rows", "schema_of_files"]
 
@@ -343,7 +343,7 @@ def _bad_byte(column: pa.Array) -> str:
         data = column.cast(pa.large_binary())[0].as_py()
         data.decode("utf-8")
     except UnicodeDecodeError as error:
-        return f", byte 0x{data[error.start]:02x} at {error.start:,}"
+        return f", {bad_byte(error)}"
     except (pa.ArrowException, AttributeError):  # text inside a list or a struct
         pass
     return ""

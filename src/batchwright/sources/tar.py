@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from batchwright.sources.formats import MAX_ROW_BYTES, Malformed, Row, register_format, too_long
+from batchwright.sources.formats import MAX_ROW_BYTES, Malformed, Row, bad_byte, register_format, too_long
 
 __all__: list[str] = []
 
@@ -49,9 +49,8 @@ def _read_tar(
             _expect_nothing(archive.fileobj)
     except (tarfile.TarError, _Damaged) as error:
         # The row in progress may lack members that came later.
-        at = f" in the row with key {sample.key!r}" if sample is not None else ""
-        reason = f"this tar file is truncated or damaged{at} ({error})"
-        yield Malformed("damaged archive", reason, rest=True)
+        at = "" if sample is None else f" in the row with key {sample.key!r}"
+        yield Malformed("damaged archive", f"this tar file is truncated or damaged{at} ({error})", rest=True)
 
 
 class _Damaged(Exception):
@@ -142,8 +141,7 @@ class _Sample:
         try:
             self._row[column] = _value(file.read(), column)
         except UnicodeDecodeError as error:
-            place = f"byte 0x{error.object[error.start]:02x} at {error.start:,}"
-            self._fault = Malformed("not UTF-8", f"member {member.name!r}: {place}")
+            self._fault = Malformed("not UTF-8", f"member {member.name!r}: {bad_byte(error)}")
         except (msgspec.DecodeError, RecursionError) as error:
             self._fault = Malformed("malformed row", f"member {member.name!r}: {error}")
 

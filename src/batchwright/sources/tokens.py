@@ -373,13 +373,6 @@ class TokenScan:
     >>> scan.content_hash, scan.modified_ns                       # doctest: +SKIP
     """
 
-    modified_ns: int
-    content_hash: str
-    eos_first: bool
-    eos: int | None
-    vocab_size: int
-    file: TokenFile
-
     def __init__(
         self,
         file: TokenFile,

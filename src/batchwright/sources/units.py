@@ -19,7 +19,7 @@ from typing import Any
 
 from batchwright.base.errors import BatchwrightError, SourceError, WorkerError
 from batchwright.sources.compression import DecompressionBomb, is_compressed, open_raw
-from batchwright.sources.formats import Format, Malformed, Row, encoding_fault, format_for, too_long
+from batchwright.sources.formats import Format, Malformed, Row, bad_byte, encoding_fault, format_for, too_long
 from batchwright.sources.memory import TableRows
 
 __all__ = [
@@ -128,7 +128,10 @@ def read_unit(unit: Unit, formats: Mapping[str, Format], columns: Sequence[str] 
     others too.
     """
     if unit.rows is not None:
-        rows = unit.rows.read(columns) if isinstance(unit.rows, TableRows) else map(_row_from_memory, unit.rows)
+        if isinstance(unit.rows, TableRows):
+            rows = unit.rows.read(columns)
+        else:
+            rows = map(_row_from_memory, unit.rows)
         for number, row in enumerate(rows):
             yield 0, number, row
         yield 0, len(unit.rows), EndOfSpan()
@@ -194,7 +197,7 @@ def _number(which: int, rows: Iterator[Row | Malformed]) -> Iterator[Item]:
             yield which, number, row
             number += row.rows if isinstance(row, Malformed) else 1
     except UnicodeDecodeError as error:
-        yield which, number, Malformed("not UTF-8", _not_utf8(error), rest=True)
+        yield which, number, Malformed("not UTF-8", bad_byte(error), rest=True)
     except (SourceError, OSError) as error:
         yield which, number, _lost(error)
     except BatchwrightError:  # not of the file: an option that cannot be, a package that is not installed
@@ -244,7 +247,7 @@ def _parsed(parse: Callable[[bytes], Row | Malformed], line: bytes) -> Row | Mal
     try:
         return parse(line.rstrip(b"\r\n"))
     except UnicodeDecodeError as error:
-        return Malformed("not UTF-8", _not_utf8(error))
+        return Malformed("not UTF-8", bad_byte(error))
     except ValueError as error:
         return Malformed("malformed row", _reason(error))
 
@@ -270,16 +273,10 @@ def _skip_line(stream: BufferedReader, limit: int | None = None) -> int:
 
 def _lost(error: SourceError | OSError) -> Malformed:
     """The fault of a file that cannot be read any further."""
-    match error:
-        case DecompressionBomb():
-            return Malformed("decompression bomb", _reason(error), rest=True, remedy=error.remedy or "")
-        case SourceError():
-            return Malformed("damaged archive", _reason(error), rest=True)
-    return Malformed("unreadable file", _reason(error), rest=True)
-
-
-def _not_utf8(error: UnicodeDecodeError) -> str:
-    return f"byte 0x{error.object[error.start]:02x} at {error.start:,}"
+    if isinstance(error, DecompressionBomb):
+        return Malformed("decompression bomb", _reason(error), rest=True, remedy=error.remedy or "")
+    kind = "damaged archive" if isinstance(error, SourceError) else "unreadable file"
+    return Malformed(kind, _reason(error), rest=True)
 
 
 def _reason(error: Exception) -> str:

@@ -17,7 +17,7 @@ from batchwright.base.errors import SpecError, StoreError
 from batchwright.base.files import inside, shared
 from batchwright.base.fingerprint import fingerprint_file
 from batchwright.base.words import counted, suggest
-from batchwright.store.adopted import AdoptedFile, AdoptedRange, adopted_files
+from batchwright.store.adopted import AdoptedFile, AdoptedRange
 from batchwright.store.layout import Manifest, current_version, is_adopted, version_folder
 from batchwright.store.stream import MappedShard, StoredDocument, TokenStream, check_shard_file
 
@@ -153,7 +153,10 @@ class Store:
     @cached_property
     def adopted(self) -> list[AdoptedFile]:
         """The user's own files that hold the tokens, by their number in `files`; none for a store that was baked."""
-        return adopted_files(self) if self.manifest.adopted else []
+        if not self.manifest.adopted:
+            return []
+        columns = [self.files[name].tolist() for name in ("path", "beside", "num_bytes", "modified_ns")]
+        return [AdoptedFile(self.path, *facts) for facts in zip(*columns, strict=True)]
 
     def _adopted_range(self, row: int) -> AdoptedRange | None:
         if not self.manifest.adopted:
@@ -206,7 +209,9 @@ class Store:
     @property
     def texts(self) -> dict[str, Any] | None:
         """The table of the documents' texts, as mapped columns; None if the store has none."""
-        return self._table("texts.arrow", self.manifest.texts_hash) if self.manifest.texts_hash else None
+        if not self.manifest.texts_hash:
+            return None
+        return self._table("texts.arrow", self.manifest.texts_hash)
 
     def _table(self, name: str, expected_hash: str) -> dict[str, Any]:
         import pyarrow as pa
@@ -246,12 +251,9 @@ class Store:
         return text
 
     def __repr__(self) -> str:
-        tokenizer = self.manifest.tokenizer
-        lines = [
-            f"Store {self.path.name} ({self.fingerprint[:7]}): {self.num_rows:,} documents, "
-            f"{self.num_tokens:,} tokens, {self.manifest.token_dtype}, "
-            f"tokenizer {tokenizer['name']} ({tokenizer['vocab_size']:,} ids)"
-        ]
+        documents = f"{self.num_rows:,} documents, {self.num_tokens:,} tokens, {self.manifest.token_dtype}"
+        tokenizer = f"tokenizer {self.manifest.tokenizer['name']} ({self.vocab_size:,} ids)"
+        lines = [f"Store {self.path.name} ({self.fingerprint[:7]}): {documents}, {tokenizer}"]
         for info in self.manifest.streams:
             documents = f"{info.num_documents:,} documents, {info.num_tokens:,} tokens"
             lines.append(f"├─ {info.source} ({info.split})  {documents}, {counted(info.num_shards, 'shard')}")
@@ -280,8 +282,7 @@ def _open_version(path: Path, version: str | None) -> tuple[str, int, Manifest]:
 
 
 def _not_complete(path: Path) -> StoreError:
+    what, remedy = "its first bake has not finished", "run the same bake again: it continues where it stopped"
     if is_adopted(path):
         what, remedy = "adopting has not finished", "the same `batchwright adopt`"
-    else:
-        what, remedy = "its first bake has not finished", "run the same bake again: it continues where it stopped"
     return StoreError(f"{path} is not complete: {what}", folder=path, remedy=remedy)
