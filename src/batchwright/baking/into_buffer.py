@@ -46,11 +46,8 @@ _AGAIN = " again "
 
 def check_buffer(into: Any) -> None:
     if into is not None and not isinstance(into, DatasetBuffer):
-        raise SpecError(
-            f"into= is a buffer, not a {type(into).__name__}",
-            parameter="into",
-            remedy="into=bw.DatasetBuffer(path='rows'), or to='corpus.store' for a store",
-        )
+        remedy = "into=bw.DatasetBuffer(path='rows'), or to='corpus.store' for a store"
+        raise SpecError(f"into= is a buffer, not a {type(into).__name__}", parameter="into", remedy=remedy)
 
 
 def bake_rows(
@@ -150,21 +147,17 @@ def _is_at(buffer: DatasetBuffer, name: str) -> bool:
 
 def _refuse_other_buffers(to: Path, buffer: DatasetBuffer) -> None:
     if buffer.number and not any(version.name == _EMPTY for version in buffer.versions()):
-        raise SpecError(
-            f"{to} is a buffer that was not baked, and is left as it is",
-            parameter="to",
-            remedy=f"a folder of its own; or bake(recipe, into=bw.DatasetBuffer(path={str(to)!r})), to add to it",
-        )
+        remedy = f"a folder of its own; or bake(recipe, into=bw.DatasetBuffer(path={str(to)!r})), to add to it"
+        raise SpecError(f"{to} is a buffer that was not baked, and is left as it is", parameter="to", remedy=remedy)
 
 
 def _refuse_other_folders(to: Path) -> None:
     if to.exists() and not to.is_dir():
         raise SpecError(f"{to} is a file", parameter="to", remedy="a new folder, such as to='rows'")
     if is_store(to) or is_adopted(to):
+        remedy = "recipe.prepare_step(bw.tokenize('bytes')), or a folder of its own for the rows"
         raise SpecError(
-            f"{to} is a store of tokens, and this recipe has no tokenize step",
-            parameter="to",
-            remedy="recipe.prepare_step(bw.tokenize('bytes')), or a folder of its own for the rows",
+            f"{to} is a store of tokens, and this recipe has no tokenize step", parameter="to", remedy=remedy
         )
 
 

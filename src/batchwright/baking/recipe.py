@@ -172,18 +172,13 @@ def prepare_step(
     """
     if isinstance(step, Tokenize | Chat):
         if select is not None:
-            raise SpecError(
-                "tokenize is for all rows: select= is for a step of your own",
-                parameter="select",
-                remedy="leave select= out, and drop the other rows in a step before",
-            )
+            what = "tokenize is for all rows: select= is for a step of your own"
+            remedy = "leave select= out, and drop the other rows in a step before"
+            raise SpecError(what, parameter="select", remedy=remedy)
         return step
     if isinstance(step, RowStep | Ingredient) or not callable(step):
-        raise SpecError(
-            f"a step is a function, bw.tokenize(...) or bw.chat(...), not a {type(step).__name__}",
-            parameter="step",
-            remedy="recipe.prepare_step(bw.tokenize('bytes'))",
-        )
+        what = f"a step is a function, bw.tokenize(...) or bw.chat(...), not a {type(step).__name__}"
+        raise SpecError(what, parameter="step", remedy="recipe.prepare_step(bw.tokenize('bytes'))")
     return row_step(step, name=name, version=version, select=select)
 
 
@@ -215,11 +210,8 @@ def _checked_quantity(quantity: Any) -> int | float | None:
         return int(quantity)
     if is_number and not is_whole and 0.0 <= quantity <= 1.0:
         return float(quantity)
-    raise SpecError(
-        f"quantity={quantity!r} is neither a number of rows nor a share",
-        parameter="quantity",
-        remedy="a whole number such as 10_000, or a fraction from 0.0 to 1.0",
-    )
+    what = f"quantity={quantity!r} is neither a number of rows nor a share"
+    raise SpecError(what, parameter="quantity", remedy="a whole number such as 10_000, or a fraction from 0.0 to 1.0")
 
 
 def _checked_options(options: Any) -> dict[str, Any] | None:
@@ -335,9 +327,7 @@ class DatasetRecipe:
     def steps_of(self, ingredient: Ingredient) -> list[Step]:
         """The steps over an ingredient's rows: those after it whose `select` does not name only others."""
         steps: list[Step] = []
-        for step in self._instructions[self._number_of(ingredient) :]:
-            if isinstance(step, Ingredient):
-                continue
+        for step in self.steps[self._steps_before(ingredient) :]:
             if not isinstance(step, RowStep) or not isinstance(step.select, tuple):
                 steps.append(step)
             elif ingredient.name in step.select:
@@ -347,18 +337,15 @@ class DatasetRecipe:
     @property
     def is_tokenized(self) -> bool:
         """Whether it ends in tokens. Otherwise it gives the rows after its last step."""
-        return any(isinstance(step, Tokenize | Chat) for step in self._instructions)
+        return bool(self._instructions) and isinstance(self._instructions[-1], Tokenize | Chat)
 
     @property
     def tokenize(self) -> Tokenize | Chat:
-        for step in self._instructions:
-            if isinstance(step, Tokenize | Chat):
-                return step
-        raise SpecError(
-            "this recipe has no tokenize step, and a store holds tokens",
-            parameter="recipe",
-            remedy='recipe.prepare_step(bw.tokenize("bytes"))',
-        )
+        last = self._instructions[-1] if self._instructions else None
+        if isinstance(last, Tokenize | Chat):
+            return last
+        what = "this recipe has no tokenize step, and a store holds tokens"
+        raise SpecError(what, parameter="recipe", remedy='recipe.prepare_step(bw.tokenize("bytes"))')
 
     def spec(self) -> dict[str, Any]:
         """Everything that decides the result, besides the content of the files."""
@@ -380,11 +367,9 @@ class DatasetRecipe:
             case RowStep() | Tokenize() | Chat():
                 self._add_step(instruction)
             case _:
-                raise SpecError(
-                    f"a {type(instruction).__name__} is not an instruction",
-                    parameter="instructions",
-                    remedy="bw.add_ingredient(...), bw.prepare_step(...) or bw.tokenize(...)",
-                )
+                remedy = "bw.add_ingredient(...), bw.prepare_step(...) or bw.tokenize(...)"
+                what = f"a {type(instruction).__name__} is not an instruction"
+                raise SpecError(what, parameter="instructions", remedy=remedy)
         return self
 
     def _add_source(self, ingredient: Ingredient) -> None:
@@ -411,21 +396,17 @@ class DatasetRecipe:
         near, remedy = suggest(unknown, there), "a step comes after the ingredients that it is for"
         if near is not None:
             remedy = f"select={near!r}"
-        raise SpecError(
-            f"no ingredient before this step is named {unknown!r}",
-            parameter="select",
-            ingredients=", ".join(map(repr, there)) or "none",
-            remedy=remedy,
-        )
+        what, names_there = f"no ingredient before this step is named {unknown!r}", ", ".join(map(repr, there))
+        raise SpecError(what, parameter="select", ingredients=names_there or "none", remedy=remedy)
 
-    def _number_of(self, ingredient: Ingredient) -> int:
-        return next(n for n, each in enumerate(self._instructions) if each is ingredient)
+    def _steps_before(self, ingredient: Ingredient) -> int:
+        number = next(n for n, each in enumerate(self._instructions) if each is ingredient)
+        return sum(not isinstance(each, Ingredient) for each in self._instructions[:number])
 
     def _spec_of(self, ingredient: Ingredient) -> dict[str, Any]:
         """An ingredient's spec, and the number of steps before it, if any, which it does not go through."""
-        missed = sum(not isinstance(each, Ingredient) for each in self._instructions[: self._number_of(ingredient)])
         spec = ingredient.spec()
-        if missed:
+        if missed := self._steps_before(ingredient):
             spec["after"] = missed
         return spec
 
@@ -446,11 +427,9 @@ def check_recipe(recipe: Any) -> None:
         what = "this recipe has no ingredients"
         raise SpecError(what, parameter="recipe", remedy="recipe.add_ingredient('data/*.jsonl')")
     if recipe.holdout_fraction and not recipe.is_tokenized:
-        raise SpecError(
-            "holdout is of documents that are tokenised, and this recipe has no tokenize step",
-            parameter="recipe",
-            remedy="leave holdout out, or recipe.prepare_step(bw.tokenize('bytes'))",
-        )
+        what = "holdout is of documents that are tokenised, and this recipe has no tokenize step"
+        remedy = "leave holdout out, or recipe.prepare_step(bw.tokenize('bytes'))"
+        raise SpecError(what, parameter="recipe", remedy=remedy)
 
 
 def spec_of_step(step: Step) -> list[Any]:
@@ -462,9 +441,7 @@ def spec_of_step(step: Step) -> list[Any]:
 
 def _checked_list(instructions: Any) -> list[Any]:
     if isinstance(instructions, str | bytes | dict) or not isinstance(instructions, Iterable):
-        raise SpecError(
-            f"instructions are a list, not a {type(instructions).__name__}",
-            parameter="instructions",
-            remedy="DatasetRecipe(instructions=[bw.add_ingredient(...), bw.prepare_step(...)])",
-        )
+        remedy = "DatasetRecipe(instructions=[bw.add_ingredient(...), bw.prepare_step(...)])"
+        what = f"instructions are a list, not a {type(instructions).__name__}"
+        raise SpecError(what, parameter="instructions", remedy=remedy)
     return list(instructions)

@@ -172,15 +172,12 @@ shard: encoding that much text would take longer."""
 
 
 class TokenCache:
-    """The tokens of texts, in older versions. Travels to workers as the names of the versions."""
+    """The tokens of texts, in older versions."""
 
     def __init__(self, stores: Sequence[Store] = ()) -> None:
         self.stores = stores
-        """Open versions, which garbage collection does not remove."""
+        """Open versions, which garbage collection does not remove. Each worker opens them again."""
         self._versions: list[_CachedVersion] | None = None
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _reopened, ([(store.path, store.version) for store in self.stores],)
 
     def find(self, tokenize: Tokenize, texts: Sequence[str], hashes: TextHashes) -> list[NDArray[Any] | None]:
         """The result of `tokenize.encode` for each text; None for a text that is in no version."""
@@ -196,17 +193,6 @@ class TokenCache:
             version.read(documents[there], missing[there], texts, tokenize, found)
             missing = np.array([number for number in missing.tolist() if found[number] is None], np.int64)
         return found
-
-
-def _reopened(versions: Iterable[tuple[Path, str]]) -> TokenCache:
-    return TokenCache(list(_opened(versions)))
-
-
-def _opened(versions: Iterable[tuple[Path, str]]) -> Iterator[Store]:
-    """Those versions that can be opened."""
-    for path, version in versions:
-        with contextlib.suppress(StoreError, OSError):
-            yield Store(path, version=version)
 
 
 def _cached_versions(stores: Iterable[Store]) -> Iterator[_CachedVersion]:
@@ -284,12 +270,18 @@ def find_cache(tokenize: Tokenize | Chat, to: Path) -> TokenCache:
         return TokenCache()
     assert isinstance(tokenize, Tokenize)
     stores: dict[tuple[Path, str], Store] = {}
-    for store in itertools.chain(_opened((to, version) for version in list_versions(to)), _remembered(tokenize)):
+    for store in itertools.chain(_versions_of(to), _remembered(tokenize)):
         if len(stores) == _MAX_VERSIONS:
             break
         if store.manifest.texts_hash and _is_of(store, tokenize):
             stores.setdefault((store.path, store.version), store)
     return TokenCache(list(stores.values()))
+
+
+def _versions_of(to: Path) -> Iterator[Store]:
+    for version in list_versions(to):
+        with contextlib.suppress(StoreError, OSError):
+            yield Store(to, version=version)
 
 
 def _is_of(store: Store, tokenize: Tokenize) -> bool:

@@ -269,11 +269,8 @@ def unchanged_while_read(unit: Unit) -> Iterator[None]:
     yield
     for span, state in zip(unit.spans, before, strict=True):
         if _state_of(span.path) != state:
-            raise SourceError(
-                "this file was changed while it was read",
-                file=span.path,
-                remedy="bake again when nobody writes to it: what is done already is kept",
-            )
+            remedy = "bake again when nobody writes to it: what is done already is kept"
+            raise SourceError("this file was changed while it was read", file=span.path, remedy=remedy)
 
 
 def _state_of(path: str) -> tuple[int, int] | None:

@@ -214,11 +214,8 @@ def decode_into(
     decoded = _within_memory(file, kind, columns)
     if decoded is None:
         room = "memory" if budget is None else f"{budget:,} bytes"
-        raise SourceError(
-            f"{os.path.basename(file)} does not fit in {room}",
-            file=file,
-            remedy="a larger max_memory_gb, smaller shards, or once: batchwright shards convert DIR OUT",
-        )
+        remedy = "a larger max_memory_gb, smaller shards, or once: batchwright shards convert DIR OUT"
+        raise SourceError(f"{os.path.basename(file)} does not fit in {room}", file=file, remedy=remedy)
     decoded.write(descriptor)
     return decoded.starts[-1], decoded.schema
 
@@ -244,9 +241,8 @@ def _json_rows(file: str) -> Iterator[list[Row]]:
             remedy = DAMAGED
             if b"NaN" in line or b"Infinity" in line:  # Python's json writes these unasked
                 remedy = "numbers in place of NaN and Infinity, which JSON does not have"
-            raise SourceError(
-                f"row {number:,} is not JSON", file=file, row=number, reason=error, remedy=remedy
-            ) from None
+            what = f"row {number:,} is not JSON"
+            raise SourceError(what, file=file, row=number, reason=error, remedy=remedy) from None
         if len(rows) == BLOCK_ROWS:
             yield rows
             rows = []
@@ -289,17 +285,13 @@ def _pickled_rows(file: str) -> Iterator[list[Row]]:
         remedy = DAMAGED
         if isinstance(error, ImportError | AttributeError):
             remedy = "put the module of its classes on sys.path, or write it with plain arrays and numbers"
-        raise SourceError(
-            f"{os.path.basename(file)} cannot be unpickled", file=file, reason=error_in_words(error), remedy=remedy
-        ) from None
+        what = f"{os.path.basename(file)} cannot be unpickled"
+        raise SourceError(what, file=file, reason=error_in_words(error), remedy=remedy) from None
     examples = loaded.get("examples") if isinstance(loaded, dict) else loaded
     del loaded
     if not isinstance(examples, list | tuple):
-        raise SourceError(
-            f"{os.path.basename(file)} is no pickle of examples",
-            file=file,
-            remedy='pickle {"examples": [{"board": ..., "value": ...}, ...]}, or the list alone',
-        )
+        remedy = 'pickle {"examples": [{"board": ..., "value": ...}, ...]}, or the list alone'
+        raise SourceError(f"{os.path.basename(file)} is no pickle of examples", file=file, remedy=remedy)
     left = list(reversed(examples))
     del examples
     while left:
@@ -379,12 +371,8 @@ def _would_change(array: NDArray[Any], dtype: np.dtype[Any]) -> bool:
 
 def _check_is_row(row: Any, number: int, file: str) -> None:
     if not isinstance(row, dict):
-        raise SourceError(
-            f"row {number:,} is {_KINDS.get(type(row), type(row).__name__)}, not columns by name",
-            file=file,
-            row=number,
-            remedy='write each row as {"board": ..., "value": ...}',
-        )
+        what = f"row {number:,} is {_KINDS.get(type(row), type(row).__name__)}, not columns by name"
+        raise SourceError(what, file=file, row=number, remedy='write each row as {"board": ..., "value": ...}')
 
 
 _KINDS = {list: "a list", str: "text", int: "a number", float: "a number", bool: "a boolean", type(None): "no value"}

@@ -55,9 +55,7 @@ class TokenFile:
 # The files of a source
 
 
-def list_token_files(
-    paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
-) -> list[str]:
+def list_token_files(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[str]:
     """Absolute paths of the files that hold tokens, each once, in the order of their path bytes.
 
     A folder stands for the token files in it (not below it), a glob for its matches. Either of Megatron's two files, or
@@ -423,11 +421,9 @@ class TokenScan:
         every = np.concatenate(found)
         if is_last and not (len(every) and every[-1] == stop):
             every = np.append(every, stop)  # the last document has no end of its own
-        if is_last:
-            return Range(start, every, row, True, content)
-        if at_border is not None:
-            return Range(start, every, row, True, at_border)
-        return Range(start, np.array([stop], np.int64), row, False, content)
+        if not is_last and at_border is None:
+            return Range(start, np.array([stop], np.int64), row, False, content)
+        return Range(start, every, row, True, at_border or content)
 
     def _ends(self, tokens: NDArray[Any], begin: int, start: int) -> NDArray[np.int64]:
         """Ends of documents that these tokens (from `begin`) show, in a range from `start`."""
@@ -477,9 +473,8 @@ class TokenScan:
         return view
 
     def _changed(self) -> SourceError:
-        return SourceError(
-            "this file changed while it was read", file=self.file.path, remedy="run it again when nobody writes to it"
-        )
+        what, remedy = "this file changed while it was read", "run it again when nobody writes to it"
+        return SourceError(what, file=self.file.path, remedy=remedy)
 
 
 def _identity(status: os.stat_result) -> tuple[int, int, int]:
