@@ -46,11 +46,6 @@ class Inputs:
         listed = [[[f.path, f.num_bytes, f.modified_ns] for f in group] for group in files]
         return cls(files, spec, fingerprint([spec, listed]))
 
-    def spec_as_json(self) -> dict[str, Any]:
-        """The spec in the form that a manifest has when it is read: tuples are lists, and so on."""
-        spec: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self.spec))
-        return spec
-
 
 def formats_of(ingredient: Ingredient, files: list[InputFile]) -> dict[str, Format]:
     """The formats of an ingredient's files, by name, with the ingredient's options."""

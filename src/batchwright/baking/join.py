@@ -6,6 +6,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from batchwright.baking.documents import Documents, borders_of, join_documents
@@ -54,7 +55,7 @@ def join(work: list[Work], inputs: Inputs, folder: Path, *, shard_bytes: int) ->
         version=folder.name,
         streams=streams,
         token_dtype=tokenize.dtype.name,
-        recipe=inputs.spec_as_json(),
+        recipe=msgspec.json.decode(msgspec.json.encode(inputs.spec)),  # as a manifest has it when it is read
         report=_report(work, totals),
     )
 

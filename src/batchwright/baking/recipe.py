@@ -367,9 +367,11 @@ class DatasetRecipe:
             case RowStep() | Tokenize() | Chat():
                 self._add_step(instruction)
             case _:
-                remedy = "bw.add_ingredient(...), bw.prepare_step(...) or bw.tokenize(...)"
-                what = f"a {type(instruction).__name__} is not an instruction"
-                raise SpecError(what, parameter="instructions", remedy=remedy)
+                raise SpecError(
+                    f"a {type(instruction).__name__} is not an instruction",
+                    parameter="instructions",
+                    remedy="bw.add_ingredient(...), bw.prepare_step(...) or bw.tokenize(...)",
+                )
         return self
 
     def _add_source(self, ingredient: Ingredient) -> None:

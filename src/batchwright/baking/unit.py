@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from batchwright.baking.documents import Documents, TokenSpool, borders_of, marks_of
 from batchwright.baking.unit_rows import RowAt, RowJob, UnitReport, pass_over, prepared_rows, unchanged_while_read
 from batchwright.base.errors import BatchwrightError, SourceError, TokenizerError
-from batchwright.base.fingerprint import fingerprint, fingerprint_file
+from batchwright.base.fingerprint import fingerprint_file
 from batchwright.columns.arrow import arrow_to_numpy, lists_to_arrow, numpy_to_arrow, records_of, records_to_arrow
 from batchwright.order.permute import permutation
 from batchwright.prepare.chat.faults import ChatError
@@ -45,7 +45,7 @@ Locate = Callable[[int], RowAt]
 SPLITS = ("train", "val")
 _BATCH_CHARACTERS = 1 << 22
 """The number of characters tokenised at once. Large, because threads wait for each other at its end."""
-_UNIT_FORMAT = 2
+UNIT_FORMAT = 2
 """Part of every unit's name, so that units of an earlier release with other columns are not used."""
 
 
@@ -58,12 +58,6 @@ class DocumentJob(RowJob):
     shuffle: bool
     fingerprint: str
     """The fingerprint of everything that decides the output."""
-
-
-def unit_key(job: DocumentJob, unit: Unit, identity: Any) -> str:
-    """The name of a unit's output: a fingerprint of its inputs, independent of the other units."""
-    spans = [[s.start, s.stop] for s in unit.spans]
-    return fingerprint([_UNIT_FORMAT, job.fingerprint, spans, unit.first_row, identity])
 
 
 def bake_unit(
@@ -98,9 +92,7 @@ class _UnitDocuments:
         self._characters = 0
 
     def add(self, at: RowAt, document: str | Prepared) -> None:
-        text = document
-        if isinstance(text, Prepared):
-            text = text.text
+        text = document.text if isinstance(document, Prepared) else document
         _, span, number = at
         self.spans.append(span)
         self.rows.append(number)
@@ -184,15 +176,23 @@ def _documents_of(
 ) -> Iterator[tuple[RowAt, str | Prepared]]:
     """(place, text or conversation) of every document of a unit."""
     for at, row in prepared_rows(job, unit, report, selected):
-        document = document_of(job, at, row)
-        if isinstance(document, Malformed):
-            pass_over(job, at, document, report)
-        elif not document:
-            report.drop("empty text")
-        else:
-            if isinstance(job.tokenize, Tokenize) and isinstance(document, str):
-                report.count_special(job.tokenize.special_in(document))
+        document = kept_document(job, at, row, report)
+        if document is not None:
             yield at, document
+
+
+def kept_document(job: DocumentJob, at: RowAt, row: dict[str, Any], report: UnitReport) -> str | Prepared | None:
+    """The text or conversation of a row; None, and a count in the report, if there is none."""
+    document = document_of(job, at, row)
+    if isinstance(document, Malformed):
+        pass_over(job, at, document, report)
+        return None
+    if not document:
+        report.drop("empty text")
+        return None
+    if isinstance(job.tokenize, Tokenize) and isinstance(document, str):
+        report.count_special(job.tokenize.special_in(document))
+    return document
 
 
 def texts_of(job: DocumentJob, unit: Unit, report: UnitReport, selected: Any = None) -> Iterator[tuple[RowAt, str]]:
@@ -209,11 +209,9 @@ def document_of(job: DocumentJob, at: RowAt, row: dict[str, Any]) -> str | Prepa
     text = row.get(job.tokenize.text)
     if isinstance(text, str):
         return text
-    raise SourceError(
-        f"no text to tokenise in column {job.tokenize.text!r}: the row has {', '.join(map(repr, row))}",
-        **job.place(at),
-        remedy="let the last step return a row with that column, or tokenize(..., text='column')",
-    )
+    what = f"no text to tokenise in column {job.tokenize.text!r}: the row has {', '.join(map(repr, row))}"
+    remedy = "let the last step return a row with that column, or tokenize(..., text='column')"
+    raise SourceError(what, **job.place(at), remedy=remedy)
 
 
 def _conversation_of(job: DocumentJob, chat: Chat, at: RowAt, row: dict[str, Any]) -> Prepared | Malformed:
@@ -242,11 +240,8 @@ def detect_layout(job: DocumentJob, units: Sequence[Unit]) -> Layout:
             except ChatError as error:
                 fault = _fault_of(error)
             pass_over(job, at, fault, report)
-    raise SourceError(
-        f"{job.ingredient!r} has no row that can be read, so nothing says how its conversations are written",
-        ingredient=job.ingredient,
-        remedy="look at the file, or at where= and the steps",
-    )
+    what = f"{job.ingredient!r} has no row that can be read, so nothing says how its conversations are written"
+    raise SourceError(what, ingredient=job.ingredient, remedy="look at the file, or at where= and the steps")
 
 
 def find_characters(job: DocumentJob, unit: Unit, selected: Any) -> set[str]:

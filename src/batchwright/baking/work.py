@@ -19,12 +19,12 @@ from batchwright.baking.inputs import Inputs, formats_of
 from batchwright.baking.recipe import DatasetRecipe, Ingredient, Step, spec_of_step
 from batchwright.baking.reuse import ReusedUnit, find_cache, find_reusable
 from batchwright.baking.unit import (
+    UNIT_FORMAT,
     DocumentJob,
     UnitFile,
     bake_unit,
     detect_layout,
     find_characters,
-    unit_key,
 )
 from batchwright.baking.unit_rows import RowJob, UnitReport, find_passing
 from batchwright.base.errors import SpecError, WorkerError
@@ -92,11 +92,12 @@ class Work(RowWork):
         return [unit.report for unit in self.baked]
 
     def unit_keys(self) -> list[str]:
-        """The name of each unit's output."""
+        """The name of each unit's output: a fingerprint of its inputs, independent of the other units."""
         keys = []
         for unit, chosen in zip(self.units, self.selected, strict=True):
             choice = None if chosen is None else fingerprint_value(chosen)
-            keys.append(unit_key(self.job, unit, [self._identity(unit), choice]))
+            spans, identity = [[s.start, s.stop] for s in unit.spans], [self._identity(unit), choice]
+            keys.append(fingerprint([UNIT_FORMAT, self.job.fingerprint, spans, unit.first_row, identity]))
         return keys
 
     def _identity(self, unit: Unit) -> Any:

@@ -189,7 +189,9 @@ def to_numpy(array: pa.Array, column: Column, *, file: str, name: str, first_row
     if not len(array):
         return np.empty((0, *column.shape), column.dtype)
     if isinstance(array.type, pa.FixedShapeTensorType):
-        return _tensors_to_numpy(array, file, name, first_row)
+        _refuse_nulls(array, 1, file, name, first_row)
+        _refuse_nulls(array.storage.flatten(), array.storage.type.list_size, file, name, first_row)
+        return tensors_to_numpy(array)
     flat = array
     for depth, length in enumerate(column.shape):
         lists_per_row = math.prod(column.shape[:depth])
@@ -210,12 +212,6 @@ def to_numpy(array: pa.Array, column: Column, *, file: str, name: str, first_row
     return arrow_to_numpy(flat).reshape(len(array), *column.shape)
 
 
-def _tensors_to_numpy(array: Any, file: str, name: str, first_row: int) -> NDArray[Any]:
-    _refuse_nulls(array, 1, file, name, first_row)
-    _refuse_nulls(array.storage.flatten(), array.storage.type.list_size, file, name, first_row)
-    return tensors_to_numpy(array)
-
-
 def _is_list(kind: pa.DataType) -> bool:
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
 
@@ -224,7 +220,9 @@ def _value_type(kind: pa.DataType) -> pa.DataType:
     """The type inside of the lists."""
     if isinstance(kind, pa.FixedShapeTensorType):
         return kind.value_type
-    return _value_type(kind.value_type) if _is_list(kind) else kind
+    if _is_list(kind):
+        return _value_type(kind.value_type)
+    return kind
 
 
 def _may_vary(kind: pa.DataType) -> bool:

@@ -37,7 +37,6 @@ from batchwright.columns.shard import (
     numbers_of,
     pieces,
     row_bytes,
-    sorted_schema,
 )
 
 __all__ = ["ArrowShard", "ParquetShard"]
@@ -91,11 +90,10 @@ class ArrowShard(_ArrowReader):
         self._begin = 8 * self._is_file  # a file is a stream between its magic and its footer
         fields = list(self._stream([]).schema)
         names = chosen([field.name for field in fields], columns, self.path)
-        self._numbers = [number for number, field in enumerate(fields) if field.name in names]
+        number_of = {field.name: number for number, field in enumerate(fields)}
+        self._numbers = sorted(number_of[name] for name in names)
         self._count_rows(min(self._numbers, key=lambda number: _bytes_of(fields[number].type)))
-        self.schema = sorted_schema(
-            {fields[number].name: self._column(number, fields[number]) for number in self._numbers}
-        )
+        self.schema = {name: self._column(number_of[name], fields[number_of[name]]) for name in names}
         self.decode_bytes = 2 * _HELD_BYTES
         if not self._is_mapped:
             # The batch that is decoded, its bytes in the file, and the one before: the caller still has its last chunk.
@@ -201,7 +199,9 @@ def _bytes_of(kind: Any) -> int:
         return _bytes_of(kind.storage_type)
     if pa.types.is_fixed_size_list(kind):
         return int(kind.list_size) * _bytes_of(kind.value_type)
-    return 1 << 20 if pa.types.is_nested(kind) else 8
+    if pa.types.is_nested(kind):
+        return 1 << 20
+    return 8
 
 
 _BATCH_BYTES = 16 << 20
@@ -228,7 +228,7 @@ class ParquetShard(_ArrowReader):
         self.rows = metadata.num_rows
         self._starts = [0, *np.cumsum(counts, dtype=object).tolist()]
         names = chosen(schema.names, columns, self.path)
-        self.schema = sorted_schema({name: self._column(schema.field(name)) for name in names})
+        self.schema = {name: self._column(schema.field(name)) for name in names}
         values = sum(math.prod(column.shape) for column in self.schema.values())
         self._most_rows = max(1, _BATCH_BYTES // (_BYTES_PER_VALUE * max(values, 1)))
         # Only sizes of row groups are asked for: pyarrow ends the process if a damaged file is asked about its columns.
@@ -245,7 +245,7 @@ class ParquetShard(_ArrowReader):
         return column_of(field, first_row, file=self.path)
 
     def _batches(self, group: int, names: list[str], batch_rows: int) -> Iterator[Any]:
-        yield from self._file.iter_batches(batch_rows, row_groups=[group], columns=names, use_threads=False)
+        return iter(self._file.iter_batches(batch_rows, row_groups=[group], columns=names, use_threads=False))
 
     def chunks(self, wanted: Wanted, rows_per_chunk: int) -> Iterator[dict[str, NDArray[Any]]]:
         numbers = numbers_of(wanted, self.rows)

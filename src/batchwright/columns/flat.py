@@ -39,7 +39,6 @@ from batchwright.columns.shard import (
     row_numbers,
     row_shape,
     rows_of,
-    sorted_schema,
 )
 
 __all__ = ["read_npy_header"]
@@ -108,9 +107,7 @@ class FlatShard(ShardReader):
     def __init__(self, path: str, columns: dict[str, FlatColumn], opened: contextlib.ExitStack) -> None:
         self.path, self._columns, self._opened = path, columns, opened
         self.rows: int = rows_of({name: column.rows for name, column in columns.items()}, file=path)
-        self.schema = sorted_schema(
-            {name: Column(column.dtype.newbyteorder("="), column.shape) for name, column in columns.items()}
-        )
+        self.schema = {name: Column(column.dtype.newbyteorder("="), column.shape) for name, column in columns.items()}
         in_memory = sum(2 * column.num_bytes for column in columns.values() if column.is_fortran)
         self.decode_bytes: int = in_memory + 2 * _SCRATCH_BYTES * len(columns)
 

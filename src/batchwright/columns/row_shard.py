@@ -41,7 +41,6 @@ from batchwright.columns.shard import (
     other_shape,
     pieces,
     row_bytes,
-    sorted_schema,
     take_rows,
 )
 
@@ -155,7 +154,6 @@ class Decoded:
 
     def finish(self) -> None:
         """Report the type of each column, after the last row."""
-        found = {}
         for name, blocks in self.blocks.items():
             dtype = np.result_type(*{block.dtype for block in blocks})
             if dtype.kind == "f" and not any(block.dtype.kind == "f" for block in blocks):
@@ -163,8 +161,7 @@ class Decoded:
             if any(_would_change(block, dtype) for block in blocks):
                 raise _too_big(self.file, name)
             dtype = check_dtype(dtype, file=self.file, column=name)
-            found[name] = Column(dtype, check_shape(blocks[0].shape[1:], file=self.file, column=name))
-        self.schema = sorted_schema(found)
+            self.schema[name] = Column(dtype, check_shape(blocks[0].shape[1:], file=self.file, column=name))
 
     def write(self, descriptor: int) -> None:
         """Write the columns into a file as `column_offsets` says, and free each written block."""

@@ -15,7 +15,6 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -57,10 +56,6 @@ Schema = dict[str, Column]
 """Columns by name, in the order of the names."""
 
 
-def sorted_schema(columns: dict[str, Column]) -> Schema:
-    return {name: columns[name] for name in sorted(columns)}
-
-
 def row_bytes(schema: Schema) -> int:
     """Bytes of one row, its columns one after another.
 
@@ -74,7 +69,7 @@ def row_bytes(schema: Schema) -> int:
 
 
 def chosen(known: Iterable[str], columns: Sequence[str] | None, file: str) -> list[str]:
-    """Names of the columns to read, sorted: `columns`, or all of a file."""
+    """Names of the columns to read: `columns`, or all of a file. They are sorted, as every schema is."""
     names = list(known)
     if isinstance(columns, str) or (columns is not None and not columns):
         what = f"columns={columns!r} is no list of names"
@@ -102,7 +97,9 @@ def _no_column(name: str, names: list[str], wanted: list[str], file: str) -> Sou
 def column_error(what: str, *, file: str, column: str, row: int | None = None, remedy: str = "") -> SourceError:
     """An error of one column. The remedy that always works comes last: read the other columns."""
     others = f"columns=[...] without {column!r}"
-    return SourceError(what, file=file, row=row, column=column, remedy=f"{remedy}, or {others}" if remedy else others)
+    if remedy:
+        others = f"{remedy}, or {others}"
+    return SourceError(what, file=file, row=row, column=column, remedy=others)
 
 
 def damaged(format: str, file: str, reason: object, column: str | None = None, **where: object) -> SourceError:
@@ -213,8 +210,9 @@ def count_below(rows: Rows, limit: int) -> int:
 
 
 def row_numbers(rows: Rows) -> NDArray[np.int64]:
-    # Not np.asarray, which asks a range for one number after the other.
-    return np.arange(rows.start, rows.stop, rows.step) if isinstance(rows, range) else rows
+    if isinstance(rows, range):
+        return np.arange(rows.start, rows.stop, rows.step)  # np.asarray asks a range for one number after the other
+    return rows
 
 
 def take_rows(values: NDArray[Any], rows: Rows, first: int) -> NDArray[Any]:
@@ -263,9 +261,7 @@ class ShardReader(abc.ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -158,7 +158,8 @@ class Store:
         columns = [self.files[name].tolist() for name in ("path", "beside", "num_bytes", "modified_ns")]
         return [AdoptedFile(self.path, *facts) for facts in zip(*columns, strict=True)]
 
-    def _adopted_range(self, row: int) -> AdoptedRange | None:
+    def adopted_range(self, row: int) -> AdoptedRange | None:
+        """The place of a shard's tokens, if they are in a user's file."""
         if not self.manifest.adopted:
             return None
         return AdoptedRange(self.adopted[int(self.shards["data_file"][row])], int(self.shards["data_offset"][row]))
@@ -166,21 +167,9 @@ class Store:
     def check_shard(self, row: int) -> None:
         """Check the shard in `row` of the table without mapping it: existence, size, footer; its adopted file too."""
         check_shard_file(self.shard_path(row), int(self.shards["num_bytes"][row]), self.manifest.repair)
-        adopted = self._adopted_range(row)
+        adopted = self.adopted_range(row)
         if adopted is not None:
             adopted.file.find()
-
-    def map_shard(self, row: int) -> MappedShard:
-        """The shard in a row of the table of shards, mapped. Raises if it is not as the table says."""
-        shards = self.shards
-        return MappedShard(
-            self.shard_path(row),
-            int(shards["num_documents"][row]),
-            int(shards["num_tokens"][row]),
-            int(shards["num_bytes"][row]),
-            self.manifest.dtype_of(self.manifest.streams[int(shards["stream"][row])]),
-            self._adopted_range(row),
-        )
 
     def is_as_written(self, row: int) -> bool:
         """Whether the shard in `row` of the table has the bytes of its hash. Reads them all."""
@@ -191,7 +180,7 @@ class Store:
         if row not in self._undamaged:
             self._undamaged[row] = None
             with contextlib.suppress(StoreError, OSError):
-                mapped = self.map_shard(row)
+                mapped = MappedShard(self, row)
                 if self.is_as_written(row):
                     self._undamaged[row] = mapped
         return self._undamaged[row]

@@ -21,6 +21,7 @@ from batchwright.order.plan import Plan
 from batchwright.order.plan_file import kept_plans
 from batchwright.store.layout import REBAKE, Manifest, current_version, stream_fingerprint, version_folder
 from batchwright.store.reader import Store
+from batchwright.store.stream import MappedShard
 
 __all__ = ["Damage", "Removal", "collect_garbage", "free_version", "list_versions", "plans_by_version", "verify_store"]
 
@@ -209,7 +210,7 @@ def _shard(store: Store, row: int) -> Iterator[Damage]:
         if not store.is_as_written(row):
             yield Damage(path, "a shard of this store was altered: its hash differs")
             return
-        mapped = store.map_shard(row)
+        mapped = MappedShard(store, row)
     except StoreError as error:
         yield Damage(path, error.headline)
         return
