@@ -52,7 +52,9 @@ def uncompressed_name(name: str) -> str:
     """
     if Path(name).suffix.lower() in _SHORT:
         return str(Path(name).with_suffix(".tar"))
-    return str(Path(name).with_suffix("")) if compression_of(name) else name
+    if compression_of(name) is None:
+        return name
+    return str(Path(name).with_suffix(""))
 
 
 def compression_of_bytes(head: bytes) -> str | None:
@@ -132,13 +134,9 @@ class _Decompressed(io.RawIOBase):
         except self._errors as error:
             if isinstance(error, OSError) and error.errno is not None:  # of the disk, not of the archive
                 raise
-            raise SourceError(
-                f"this {self._kind} file is truncated or damaged",
-                file=self._path,
-                reason=first_line(error),
-                remedy="fetch or compress it again, or give it the extension of what it is; "
-                "or on_error='skip' to leave out what cannot be read",
-            ) from None
+            remedy = "fetch or compress it again, or give it the extension of what it is; or on_error='skip'"
+            what = f"this {self._kind} file is truncated or damaged"
+            raise SourceError(what, file=self._path, reason=first_line(error), remedy=remedy) from None
         view[: len(data)] = data
         self._given_bytes += len(data)
         if self._given_bytes > _FREE_BYTES:

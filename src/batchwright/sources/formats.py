@@ -186,13 +186,9 @@ def format_for(path: str, named: str | None = None) -> Format:
     if not names:
         raise _unknown_extension(path, suffix)
     if len(names) > 1:
-        raise SourceError(
-            f"several installed packages offer a format for the extension {suffix!r}",
-            file=path,
-            parameter="format",
-            known=", ".join(names),
-            remedy=f"add_ingredient(..., format={names[0]!r})",
-        )
+        what = f"several installed packages offer a format for the extension {suffix!r}"
+        remedy = f"add_ingredient(..., format={names[0]!r})"
+        raise SourceError(what, file=path, parameter="format", known=", ".join(names), remedy=remedy)
     return _formats.get(names[0])
 
 

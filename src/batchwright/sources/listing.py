@@ -16,7 +16,7 @@ import msgspec
 from batchwright.base.checks import local_path
 from batchwright.base.errors import SourceError
 
-__all__ = ["InputFile", "list_files", "looks_like_paths"]
+__all__ = ["InputFile", "check_name", "list_files", "looks_like_paths"]
 
 T = TypeVar("T")
 
@@ -41,9 +41,10 @@ def list_files(source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
     A folder means all files below it, links followed; hidden ones and stores are left out. A file that is named, or
     that a glob with a leading dot matches, may be hidden.
     """
-    parts = [source] if isinstance(source, str | os.PathLike) else list(source)
+    if isinstance(source, str | os.PathLike):
+        source = [source]
     by_place: dict[str, tuple[bytes, str]] = {}
-    for part in parts:
+    for part in source:
         for path, rank in _expand(part):
             by_place.setdefault(os.path.abspath(path), (rank, path))
     ordered = [(place, path) for place, (_, path) in sorted(by_place.items(), key=lambda item: item[1])]
@@ -51,12 +52,17 @@ def list_files(source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
     return [_input_file(path, os.path.relpath(place, base)) for place, path in ordered]
 
 
-def _input_file(path: str, name: str) -> InputFile:
+def check_name(path: str) -> None:
+    """Refuse a file whose name a store cannot keep."""
     try:
         path.encode("utf-8")
     except UnicodeEncodeError:
         what, remedy = "the name of this file is not UTF-8", "rename it: a store keeps file names as text"
         raise SourceError(what, file=ascii(path), remedy=remedy) from None
+
+
+def _input_file(path: str, name: str) -> InputFile:
+    check_name(path)
     try:
         status = os.stat(path)
     except OSError as error:

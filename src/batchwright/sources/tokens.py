@@ -23,6 +23,7 @@ from batchwright.base.checks import local_path, one_of
 from batchwright.base.errors import SourceError, SpecError
 from batchwright.base.words import first_line
 from batchwright.columns.flat import read_npy_header
+from batchwright.sources.listing import check_name
 
 __all__ = ["FORMATS", "Range", "TokenFile", "TokenScan", "list_token_files", "open_token_file", "token_dtype"]
 
@@ -125,10 +126,7 @@ def token_dtype(asked: Any) -> np.dtype[Any]:
 def open_token_file(path: str, *, dtype: np.dtype[Any], format: str | None = None) -> TokenFile:
     """A file as its header and index describe it. `dtype` is for files of raw ids, which do not say."""
     kind = _format_of(path) if format is None else one_of(FORMATS, format=format)
-    try:
-        path.encode("utf-8")
-    except UnicodeEncodeError:
-        _refuse("the name of this file is not UTF-8", ascii(path), "rename it: a store keeps file names as text")
+    check_name(path)
     try:
         found = _READERS[kind](path, dtype)
     except OSError as error:
@@ -445,14 +443,10 @@ class TokenScan:
         smallest = 0 if dtype.kind == "u" else int(tokens.min())
         if smallest < 0 or int(tokens.max()) >= self.vocab_size:
             wrong = int(np.flatnonzero((tokens < 0) | (tokens >= self.vocab_size))[0])
-            raise SourceError(
-                f"token {begin + wrong:,} of this file has id {int(tokens[wrong]):,}, "
-                f"outside the vocabulary of {self.vocab_size:,}",
-                file=self.file.path,
-                token=begin + wrong,
-                read_as=dtype.name,
-                remedy="the tokenizer that the file was made with; or dtype=, if its ids are of another type",
-            )
+            number, found = begin + wrong, int(tokens[wrong])
+            what = f"token {number:,} of this file has id {found:,}, outside the vocabulary of {self.vocab_size:,}"
+            remedy = "the tokenizer that the file was made with; or dtype=, if its ids are of another type"
+            raise SourceError(what, file=self.file.path, token=number, read_as=dtype.name, remedy=remedy)
         if begin == 0 and self.eos is not None:
             self.begins_with_eos = int(tokens[0]) == self.eos
         return tokens

@@ -130,7 +130,9 @@ class Manifest:
     @property
     def repair(self) -> str:
         """The remedy for damage."""
-        return REPAIR_ADOPTED if self.adopted else REBAKE
+        if self.adopted:
+            return REPAIR_ADOPTED
+        return REBAKE
 
     def save(self, folder: Path) -> None:
         write_whole(folder / "manifest.json", sealed(asdict(self)))
@@ -164,11 +166,8 @@ def _unsealed(data: bytes) -> dict[str, Any]:
 
 
 def _unknown_format(path: Path, found: int) -> StoreError:
-    return StoreError(
-        f"this store has format {found}; this batchwright reads format {STORE_FORMAT}",
-        file=path,
-        remedy="a batchwright release that knows this format",
-    )
+    what = f"this store has format {found}; this batchwright reads format {STORE_FORMAT}"
+    return StoreError(what, file=path, remedy="a batchwright release that knows this format")
 
 
 class _Pointer(msgspec.Struct, omit_defaults=True):
