@@ -30,20 +30,9 @@ from batchwright.base.words import counted
 from batchwright.prepare.tokenize import tokenize
 from batchwright.prepare.tokenizers import resolve_tokenizer
 from batchwright.sources.tokens import Range, TokenFile, TokenScan, list_token_files, open_token_file, token_dtype
-from batchwright.store import writer
+from batchwright.store import layout, writer
 from batchwright.store.adopted import path_beside
-from batchwright.store.layout import (
-    ADOPTED_FORMAT,
-    Manifest,
-    Shard,
-    StreamInfo,
-    check_source_name,
-    current_version,
-    mark_as_store,
-    point_to,
-    refuse_other_folders,
-    version_folder,
-)
+from batchwright.store.layout import Manifest, Shard, StreamInfo, check_source_name
 from batchwright.store.reader import Store
 from batchwright.store.versions import free_version
 from batchwright.typing import TokenizerLike
@@ -250,14 +239,14 @@ def adopt(
     if to is None:
         to = _default_folder(path, groups)
     folder = Path(os.path.abspath(local_path(to=to)))
-    refuse_other_folders(folder, adopted=True)
+    layout.refuse_other_folders(folder, adopted=True)
     job = _Job(folder, vocabulary, eos_first, streams)
     with (
         out_of_space_at(folder, then="run the same call again"),
         exclusive(folder / ".lock", doing="adopting into"),
         _all_or_nothing(folder),
     ):
-        mark_as_store(folder, adopted=True)  # under the lock: another process may have finished since we looked
+        layout.mark_as_store(folder, adopted=True)  # under the lock: another process may have finished since we looked
         store = _adopt_version(job, show_progress)
     say(_summary(job, store, time.monotonic() - started), show=show_progress)
     return store
@@ -335,14 +324,14 @@ def _adopt_version(job: _Job, show: bool) -> Store:
                 stream.read.append(_read_file(job, stream, file, map(work.joinpath, names), done))
     spec = _spec(job)
     version = free_version(job.to, fingerprint(spec)[:12], lambda name: _is_undamaged(job.to, name, spec))
-    folder = version_folder(job.to, version)
+    folder = layout.version_folder(job.to, version)
     if not (folder / "manifest.json").exists():
         shutil.rmtree(folder, ignore_errors=True)  # of a call that was killed
         folder.parent.mkdir(exist_ok=True)
         os.rename(work, folder)
         sync_folder(folder.parent)
         _write_tables(job, folder, spec).save(folder)
-    point_to(job.to, version, adopted=True)
+    layout.point_to(job.to, version, adopted=True)
     shutil.rmtree(work, ignore_errors=True)
     store = Store(job.to)
     store.check()
@@ -441,7 +430,7 @@ def _write_tables(job: _Job, folder: Path, spec: dict[str, Any]) -> Manifest:
         token_dtype=dtype,
         recipe=spec,
         report=_report(streams, job.notes),
-        format=ADOPTED_FORMAT,
+        format=layout.ADOPTED_FORMAT,
         adopted=True,
     )
 
@@ -464,7 +453,7 @@ def _all_or_nothing(folder: Path) -> Iterator[None]:
         yield
     except BaseException:
         shutil.rmtree(folder / "work", ignore_errors=True)
-        if current_version(folder) is None:
+        if layout.current_version(folder) is None:
             shutil.rmtree(folder, ignore_errors=True)
         raise
 
