@@ -172,21 +172,16 @@ def _put(into: DatasetBuffer | None, parts: Sequence[PreparedRows]) -> DatasetBu
 
 
 def _append_all(buffer: DatasetBuffer, parts: Sequence[PreparedRows]) -> None:
-    for part in parts:
-        if len(part):
-            _append(buffer, part)
-
-
-def _append(buffer: DatasetBuffer, part: PreparedRows) -> None:
-    add = buffer.append if isinstance(part.rows, list) else buffer.extend
-    try:
-        add(part.rows, origin=part.name)
-    except (SampleError, SampleTypeError) as error:
-        number = error.where.pop("row", None)
-        error.where["ingredient"] = part.name
-        if isinstance(number, int) and 0 <= number < len(part):
-            error.where |= part.place_of(number)
-        raise
+    for part in filter(len, parts):
+        add = buffer.append if isinstance(part.rows, list) else buffer.extend
+        try:
+            add(part.rows, origin=part.name)
+        except (SampleError, SampleTypeError) as error:
+            number = error.where.pop("row", None)
+            error.where["ingredient"] = part.name
+            if isinstance(number, int) and 0 <= number < len(part):
+                error.where |= part.place_of(number)
+            raise
 
 
 def _summary(where: str, parts: Sequence[PreparedRows]) -> str:
@@ -198,6 +193,9 @@ def _summary(where: str, parts: Sequence[PreparedRows]) -> str:
             lines.append(f"  {part.name}: {kept}; dropped: {dropped_in_words(part.report.dropped)}")
     examples = [example for part in parts for example in part.report.examples]
     return "\n".join([*lines, *examples_in_words(examples)])
+
+
+# The rows of a recipe, with the types of their sources
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,8 @@ from batchwright.store.versions import list_versions
 
 __all__ = ["ReusedUnit", "TokenCache", "UnitPlace", "find_cache", "find_reusable", "remember", "units_table"]
 
+# Units
+
 Range = tuple[str, int, int]
 """(shard, number of the first document in it, number of documents)."""
 
@@ -163,6 +165,8 @@ class _OldVersion:
         assert self.text_table is not None
         return texts_by_document(self.text_table, self.folder)
 
+
+# Tokens
 
 _MAX_VERSIONS = 64
 """Versions that a bake searches, the newest first. Each costs a search for every batch of texts."""

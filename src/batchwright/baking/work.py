@@ -319,6 +319,8 @@ def bake_units(work: list[Work], to: Path, workers: int, show: bool) -> int:
     return num_encoded
 
 
+# Tasks, in this process or in worker processes
+
 Task = tuple[Any, ...]
 
 

@@ -27,6 +27,9 @@ __all__ = ["FORMATS_WITH_TYPES", "columns_of_rows", "schema_of_files"]
 _DAMAGE = (pa.ArrowException, OSError)
 
 
+# Arrow IPC
+
+
 def read_arrow(
     path: Path, *, columns: Sequence[str] | None = None, start: int = 0, stop: int | None = None
 ) -> Iterator[Row | Malformed]:
@@ -333,12 +336,12 @@ def _fault_of(row: pa.RecordBatch, error: Exception) -> Malformed:
             column.to_pylist()
         except _NO_VALUE as found:
             if isinstance(found, UnicodeDecodeError) or "UTF8" in str(found):
-                return Malformed("not UTF-8", f"column {name!r}{_bad_byte(column)}")
+                return Malformed("not UTF-8", f"column {name!r}{_place_of_bad_byte(column)}")
             return Malformed("malformed row", f"column {name!r}: {first_line(found)}")
     return Malformed("malformed row", first_line(error))
 
 
-def _bad_byte(column: pa.Array) -> str:
+def _place_of_bad_byte(column: pa.Array) -> str:
     try:
         data = column.cast(pa.large_binary())[0].as_py()
         data.decode("utf-8")

@@ -72,7 +72,8 @@ def cut_files(
     small_bytes = 0
     for number, path, num_bytes in files:
         kind = format_for(path, named_format)
-        is_cut = _is_cut(kind, path, num_bytes, unit_bytes)
+        # The first bytes are read only of files that would be cut: there may be a million small ones.
+        is_cut = kind.can_be_cut and num_bytes > unit_bytes and (kind.by_file or not is_compressed(path))
         if small and (is_cut or small_bytes + num_bytes > unit_bytes):
             units.append(Unit(tuple(small), small_bytes))
             small, small_bytes = [], 0
@@ -84,11 +85,6 @@ def cut_files(
     if small:
         units.append(Unit(tuple(small), small_bytes))
     return units
-
-
-def _is_cut(kind: Format, path: str, num_bytes: int, unit_bytes: int) -> bool:
-    # The first bytes are read only of files that would be cut: there may be a million small ones.
-    return kind.can_be_cut and num_bytes > unit_bytes and (kind.by_file or not is_compressed(path))
 
 
 def _ranges_of(span: Span, num_bytes: int, unit_bytes: int) -> Iterator[Unit]:
@@ -287,6 +283,8 @@ def _reason(error: Exception) -> str:
         return os.strerror(error.errno)
     return str(error) or type(error).__name__
 
+
+# Errors for rows that cannot be used
 
 _SKIP_ROWS = "on_error='skip' to leave out such rows and count them"
 _SKIP_FILE = "on_error='skip' to pass over it and count it"

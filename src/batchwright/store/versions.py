@@ -126,6 +126,9 @@ def _remove(root: Path, folder: Path, dry_run: bool, *, in_use: bool = False, pl
     return removal
 
 
+# Verification: every byte against the hashes in the manifest
+
+
 @dataclass(frozen=True, slots=True)
 class Damage:
     """One file of a store that differs from the manifest."""
