@@ -83,8 +83,8 @@ def marks_of(fields: dict[str, NDArray[Any]]) -> NDArray[Any]:
     return marks
 
 
-# Tokens: in memory at first, in unnamed files as they grow. A compressed file is one unit of any size, because it cannot
-# be cut, and memory must not grow with it.
+# Tokens: in memory at first, in unnamed files as they grow. A compressed file is one unit of any size, because it
+# cannot be cut, and memory must not grow with it.
 
 _MOST_BYTES = 256 << 20
 

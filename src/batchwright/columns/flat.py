@@ -72,17 +72,6 @@ def read_bytes(descriptor: int, num_bytes: int, offset: int, *, file: str) -> by
     return data
 
 
-@contextlib.contextmanager
-def closed_on_error() -> Iterator[contextlib.ExitStack]:
-    """Files of a shard that is being opened: closed if that fails, and left to the shard otherwise."""
-    opened = contextlib.ExitStack()
-    try:
-        yield opened
-    except BaseException:
-        opened.close()
-        raise
-
-
 @dataclass(frozen=True, slots=True)
 class FlatColumn:
     """An array in a file, whose first axis is rows."""
@@ -230,7 +219,7 @@ _BAD_ZIP = (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, Not
 
 def open_npz(path: str, columns: Sequence[str] | None) -> FlatShard:
     """Arrays that are stored (`np.savez`) or deflated (`np.savez_compressed`)."""
-    with closed_on_error() as opened:
+    with contextlib.ExitStack() as opened:
         try:
             archive = opened.enter_context(zipfile.ZipFile(path))
         except _BAD_ZIP as error:
@@ -239,17 +228,15 @@ def open_npz(path: str, columns: Sequence[str] | None) -> FlatShard:
         names = [info.filename.removesuffix(".npy") for info in infos]
         by_name = dict(zip(names, infos, strict=True))
         wanted = chosen(names, columns, path)
-        members = {name: _Member(path, name, by_name[name], archive, opened).column() for name in wanted}
-        return FlatShard(path, members, opened)
+        members = {name: _Member(path, name, by_name[name], archive).column() for name in wanted}
+        return FlatShard(path, members, opened.pop_all())
 
 
 class _Member:
     """One array of an archive."""
 
-    def __init__(
-        self, path: str, name: str, info: zipfile.ZipInfo, archive: zipfile.ZipFile, opened: contextlib.ExitStack
-    ) -> None:
-        self.path, self.name, self.info, self.archive, self.opened = path, name, info, archive, opened
+    def __init__(self, path: str, name: str, info: zipfile.ZipInfo, archive: zipfile.ZipFile) -> None:
+        self.path, self.name, self.info, self.archive = path, name, info, archive
         self.header_bytes = 0
 
     def column(self) -> FlatColumn:
@@ -292,7 +279,7 @@ class _Member:
 
     def _deflated(self) -> Fill:
         """The bytes of an array that is deflated. Those before an offset are unpacked and passed over."""
-        stream: IO[bytes] = self.opened.enter_context(self.archive.open(self.info))
+        stream = self.archive.open(self.info)
         position = 0
 
         def fill(buffer: memoryview, offset: int) -> None:
@@ -336,8 +323,8 @@ class _Tensor(msgspec.Struct):
 
 def open_safetensors(path: str, columns: Sequence[str] | None) -> FlatShard:
     """One tensor a column, its first axis rows."""
-    with closed_on_error() as opened:
-        file = opened.enter_context(open(path, "rb", buffering=0))  # noqa: SIM115
+    with contextlib.ExitStack() as opened:
+        file = opened.enter_context(open(path, "rb", buffering=0))
         descriptor = file.fileno()
         data_offset, tensors = _read_header(descriptor, path)
 
@@ -352,7 +339,8 @@ def open_safetensors(path: str, columns: Sequence[str] | None) -> FlatShard:
 
             return FlatColumn(dtype, tensor.shape[0], shape, lambda: fill)
 
-        return FlatShard(path, {name: column_of(name) for name in chosen(tensors, columns, path)}, opened)
+        found = {name: column_of(name) for name in chosen(tensors, columns, path)}
+        return FlatShard(path, found, opened.pop_all())
 
 
 def _read_header(descriptor: int, path: str) -> tuple[int, dict[str, _Tensor]]:
