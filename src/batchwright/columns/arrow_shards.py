@@ -138,7 +138,9 @@ class ArrowShard(_ArrowReader):
     def chunks(self, wanted: Wanted, rows_per_chunk: int) -> Iterator[dict[str, NDArray[Any]]]:
         # Booleans are bits, which become bytes from the first wanted row to the last of a chunk.
         unpacked = sum(column.num_bytes for column in self.schema.values() if column.dtype.kind == "b")
-        most_span = max(1, _HELD_BYTES // unpacked) if unpacked else None
+        most_span = None
+        if unpacked:
+            most_span = max(1, _HELD_BYTES // unpacked)
         read_batch = self._batches()
         batch, number, taken_bytes = None, -1, 0
         for piece in pieces(wanted, self.rows, rows_per_chunk):

@@ -62,11 +62,10 @@ class RowShard(ShardReader):
 
     def __init__(self, path: str, kind: str, columns: Sequence[str] | None, budget: int | None) -> None:
         self.path = path
-        names = columns if columns is None or isinstance(columns, str) else list(columns)
         memory = shared_memory(0)  # as long as the columns are, once that is known
         try:
             with Worker(decode_into, doing=f"decoding {path}", share=(memory,)) as worker:
-                worker.send(memory, path, kind, names, budget)
+                worker.send(memory, path, kind, columns, budget)
                 self.rows, self.schema = worker.receive()
             self._columns = _columns_in(memory, self.schema, self.rows)
         except WorkerError as error:

@@ -376,7 +376,9 @@ def schema_of_files(paths: Iterable[str], kind: str) -> Any:
         first, *others = (read_schema(path, kind).remove_metadata() for path in paths)
     except (pa.ArrowException, OSError, ValueError):
         return None
-    return first if all(schema.equals(first) for schema in others) else None
+    if all(schema.equals(first) for schema in others):
+        return first
+    return None
 
 
 def columns_of_rows(rows: Sequence[Row], schema: Any) -> Any:

@@ -190,7 +190,7 @@ class _Members:
     def _begin_member(self) -> bool:
         """Begin to decompress the next stream; False at the end of the file."""
         while data := self._next_bytes():
-            self._unused = data.lstrip(self._padding) if self._padding else data
+            self._unused = data.lstrip(self._padding)
             if self._unused:
                 self._member = self._begin()
                 return True

@@ -90,7 +90,9 @@ def _key_of(member: tarfile.TarInfo) -> tuple[str | None, str, Malformed | None]
         return None, "", None  # a folder, a hidden file, or a note of the archive's own
     if fault is None and not dot:
         fault = f"member {path!r} has no extension, which would be its column"
-    return key, column.lower(), Malformed("malformed row", fault) if fault else None
+    if fault is None:
+        return key, column.lower(), None
+    return key, column.lower(), Malformed("malformed row", fault)
 
 
 def _fault_of(member: tarfile.TarInfo) -> str | None:

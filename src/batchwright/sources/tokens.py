@@ -141,7 +141,9 @@ def _format_of(path: str) -> str:
     kind = {".npy": "npy", ".ds": "datatrove", ".bin": "bin"}.get(os.path.splitext(path)[1])
     if kind is None:
         _refuse("this is not a format of tokens that is known by its extension", path, f"{_REMEDY}; or format='bin'")
-    return "megatron" if kind == "bin" and os.path.isfile(f"{path[:-4]}.idx") else kind
+    if kind == "bin" and os.path.isfile(f"{path[:-4]}.idx"):
+        return "megatron"
+    return kind
 
 
 def _refuse(what: str, path: str, remedy: str, **where: object) -> NoReturn:
@@ -168,7 +170,9 @@ def _open_bin(path: str, dtype: np.dtype[Any]) -> TokenFile:
     size = os.path.getsize(path)
     with open(path, "rb") as file:
         head = file.read(_HEADER_BYTES)
-    magic, version, count = struct.unpack("<3i", head[:12]) if len(head) == _HEADER_BYTES else (0, 0, 0)
+    magic = version = count = 0
+    if len(head) == _HEADER_BYTES:
+        magic, version, count = struct.unpack("<3i", head[:12])
     if magic == _EVAL_MAGIC:
         _refuse("this is an evaluation file of llm.c, not a stream of tokens", path, "its train and val files")
     if magic not in _HEADERS:
@@ -255,7 +259,7 @@ _AGAIN = "copy or write both files again: they are not of one run"
 _MEGATRON_MAGIC = b"MMIDIDX\x00\x00"
 _MEGATRON_HEADER = struct.Struct("<9sQBQQ")
 _MEGATRON_DTYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}
-_MEGATRON_FLOATS = {6: "float64", 7: "float32"}
+_MEGATRON_FLOATS = {6: "ids of float64", 7: "ids of float32"}
 
 
 def _open_megatron(path: str, dtype: np.dtype[Any]) -> TokenFile:
@@ -301,7 +305,7 @@ def _megatron_header(index: str) -> tuple[np.dtype[Any], int, int]:
     if version != 1:
         _refuse(f"this Megatron index has version {version}; version 1 is known", index, "write it with megatron-core")
     if code not in _MEGATRON_DTYPES:
-        what = f"ids of {_MEGATRON_FLOATS[code]}" if code in _MEGATRON_FLOATS else f"the unknown type code {code}"
+        what = _MEGATRON_FLOATS.get(code, f"the unknown type code {code}")
         _refuse(f"this Megatron index says {what}", index, "ids as whole numbers")
     expected = _MEGATRON_HEADER.size + 12 * sequences + 8 * entries
     if size not in (expected, expected + sequences):  # with a mode for each sequence

@@ -209,10 +209,12 @@ def _read_lines(which: int, span: Span, kind: Format, stream: BufferedReader) ->
     try:
         # By the beginning of the file, whichever range of it this is: the first one has the fault, no other has rows.
         fault = encoding_fault(stream.peek(8))
-        if fault is not None and is_empty:
-            yield which, 0, fault
-            is_empty = False
-        for line in _lines(span, stream, kind.max_row_bytes) if fault is None else ():
+        if fault is not None:
+            if not span.start:
+                yield which, 0, fault
+            yield which, 0, EndOfSpan()
+            return
+        for line in _lines(span, stream, kind.max_row_bytes):
             is_empty = False
             if line is None:
                 yield which, number, too_long(kind.max_row_bytes, "line")
