@@ -11,7 +11,7 @@ from functools import partial
 from multiprocessing.connection import wait
 from pathlib import Path
 from types import FunctionType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -116,8 +116,8 @@ class Work(RowWork):
 def plan_work(recipe: DatasetRecipe, inputs: Inputs, on_error: str, shuffle: bool) -> list[Work]:
     """Cut every ingredient into units. Depends on names and sizes only, never on workers."""
     work = []
-    for cut, spec in zip(_cut(recipe, inputs.files), inputs.spec["ingredients"], strict=True):
-        steps = recipe.steps_of(cut.ingredient)
+    for (ingredient, formats, cut), spec in zip(_cut(recipe, inputs.files), inputs.spec["ingredients"], strict=True):
+        steps = recipe.steps_of(ingredient)
         decides = [
             # The rows of a unit, and the choice among them, are in the unit's own key.
             {name: value for name, value in spec.items() if name not in ("quantity", "memory", "after")},
@@ -126,26 +126,25 @@ def plan_work(recipe: DatasetRecipe, inputs: Inputs, on_error: str, shuffle: boo
             recipe.seed,
             shuffle,
             on_error,
-            [inputs.spec["formats"][name] for name in cut.formats],
+            [inputs.spec["formats"][name] for name in formats],
             inputs.spec["bake"],
         ]
         text: TextColumn | None = None
-        formats = cut.formats
         if isinstance(recipe.tokenize, Chat):
             formats = {name: kind.with_unique_keys() for name, kind in formats.items()}
         else:
-            text = TextColumn(cut.ingredient.text)
+            text = TextColumn(ingredient.text)
         job = DocumentJob(
-            **_of_rows(recipe, cut.ingredient, on_error),
+            **_of_rows(recipe, ingredient, on_error),
             text=text,
             formats=formats,
-            columns=_columns_of(cut.ingredient, steps),
+            columns=_columns_of(ingredient, steps),
             tokenize=recipe.tokenize,
             holdout=recipe.holdout_fraction,
             shuffle=shuffle,
             fingerprint=fingerprint(decides),
         )
-        work.append(Work(cut.ingredient, job, cut.units, cut.first_file, cut.files))
+        work.append(Work(ingredient, job, *cut))
     return work
 
 
@@ -162,14 +161,15 @@ def plan_rows(recipe: DatasetRecipe, on_error: str) -> list[RowWork]:
     Rows from memory stay in one piece: they are in this process already, and are not sent to workers.
     """
     work = []
-    for cut in _cut(recipe, [ingredient.files() for ingredient in recipe.ingredients], cut_memory=False):
-        ingredient, of_rows = cut.ingredient, _of_rows(recipe, cut.ingredient, on_error)
+    files_of = [ingredient.files() for ingredient in recipe.ingredients]
+    for ingredient, formats, cut in _cut(recipe, files_of, cut_memory=False):
+        of_rows = _of_rows(recipe, ingredient, on_error)
         text = None if ingredient.text == "text" else TextColumn(ingredient.text)  # rows need no text
         # A table that no function looks at is taken by its row numbers: none of its values become Python's.
         functions = [*of_rows["steps"], text, ingredient.where]
         by_number = isinstance(ingredient.source, TableRows) and all(each is None for each in functions)
-        job = RowJob(**of_rows, text=text, formats=cut.formats, columns=() if by_number else None)
-        work.append(RowWork(ingredient, job, cut.units, cut.first_file, cut.files))
+        job = RowJob(**of_rows, text=text, formats=formats, columns=() if by_number else None)
+        work.append(RowWork(ingredient, job, *cut))
     return work
 
 
@@ -182,15 +182,13 @@ def plan_dry(recipe: DatasetRecipe, on_error: str) -> Sequence[RowWork]:
     return work
 
 
-class _CutSource(NamedTuple):
-    ingredient: Ingredient
-    units: list[Unit]
-    first_file: int
-    files: list[InputFile]
-    formats: dict[str, Format]
+_Cut = tuple[list[Unit], int, list[InputFile]]
+"""The units of an ingredient, the number of its first file, and its files."""
 
 
-def _cut(recipe: DatasetRecipe, files_of: list[list[InputFile]], *, cut_memory: bool = True) -> Iterator[_CutSource]:
+def _cut(
+    recipe: DatasetRecipe, files_of: list[list[InputFile]], *, cut_memory: bool = True
+) -> Iterator[tuple[Ingredient, dict[str, Format], _Cut]]:
     first_file = 0
     for ingredient, files in zip(recipe.ingredients, files_of, strict=True):
         if not ingredient.is_memory:
@@ -201,7 +199,7 @@ def _cut(recipe: DatasetRecipe, files_of: list[list[InputFile]], *, cut_memory: 
         else:
             source = ingredient.source
             cut = [Unit((), 0, source if isinstance(source, TableRows) else tuple(source))]
-        yield _CutSource(ingredient, cut, first_file, files, formats_of(ingredient, files))
+        yield ingredient, formats_of(ingredient, files), (cut, first_file, files)
         first_file += max(len(files), 1)
 
 
