@@ -173,15 +173,19 @@ def _put(into: DatasetBuffer | None, parts: Sequence[PreparedRows]) -> DatasetBu
 
 def _append_all(buffer: DatasetBuffer, parts: Sequence[PreparedRows]) -> None:
     for part in filter(len, parts):
-        add = buffer.append if isinstance(part.rows, list) else buffer.extend
-        try:
-            add(part.rows, origin=part.name)
-        except (SampleError, SampleTypeError) as error:
-            number = error.where.pop("row", None)
-            error.where["ingredient"] = part.name
-            if isinstance(number, int) and 0 <= number < len(part):
-                error.where |= part.place_of(number)
-            raise
+        _append(buffer, part)
+
+
+def _append(buffer: DatasetBuffer, part: PreparedRows) -> None:
+    add = buffer.append if isinstance(part.rows, list) else buffer.extend
+    try:
+        add(part.rows, origin=part.name)
+    except (SampleError, SampleTypeError) as error:
+        number = error.where.pop("row", None)
+        error.where["ingredient"] = part.name
+        if isinstance(number, int) and 0 <= number < len(part):
+            error.where |= part.place_of(number)
+        raise
 
 
 def _summary(where: str, parts: Sequence[PreparedRows]) -> str:
