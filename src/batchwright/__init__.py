@@ -54,14 +54,14 @@ if TYPE_CHECKING:  # what editors and type checkers see: the names of _NAMES aga
     from batchwright.sources import register_format as register_format
     from batchwright.store import Store as Store
     from batchwright.store import open_store as open_store
-    from batchwright.store.adopt_tokens import adopt as adopt
+    from batchwright.store.adopt import adopt as adopt
     from batchwright.store.export_tokens import export as export
 
 __version__ = "0.1.0"
 
 # Where each public name lives. Names are imported when first used, so that `import batchwright` stays cheap.
 _NAMES = {
-    "store.adopt_tokens": ["adopt"],
+    "store.adopt": ["adopt"],
     "baking": ["DatasetRecipe", "add_ingredient", "bake", "explain", "prepare_step", "train_tokenizer"],
     "buffer": ["DatasetBuffer", "register_normalizer"],
     "audit.digesting": ["digest"],

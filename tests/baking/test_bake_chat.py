@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import batchwright as bw
-from batchwright.store.verify import verify_store
+from batchwright.store.versions import verify_store
 from refusals import refused
 from shared import quiet_bake
 

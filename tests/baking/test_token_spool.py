@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import batchwright as bw
-from batchwright.baking import token_spool
-from batchwright.baking.token_spool import TokenSpool
+from batchwright.baking import documents as documents_module
+from batchwright.baking.documents import TokenSpool
 
 
 def documents(count):
@@ -22,7 +22,7 @@ def documents(count):
 
 @pytest.mark.parametrize("most_bytes", [0, 1, 10, 100, 10**6])
 def test_documents_come_back_in_any_order_from_memory_or_a_file(tmp_path, monkeypatch, most_bytes):
-    monkeypatch.setattr(token_spool, "_MOST_BYTES", most_bytes)
+    monkeypatch.setattr(documents_module, "_MOST_BYTES", most_bytes)
     tokens = TokenSpool(tmp_path, np.dtype(np.uint16))
     for first in range(0, 20, 4):
         tokens.extend(documents(20)[first : first + 4])
@@ -46,7 +46,7 @@ def test_a_store_is_the_same_whether_its_tokens_were_held_in_memory_or_in_a_file
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(rows.encode()))
     recipe = bw.DatasetRecipe().add_ingredient(tmp_path / "a.jsonl.gz").prepare_step(bw.tokenize("bytes"))
     bw.bake(recipe, tmp_path / "one", workers=0, show_progress=False)
-    monkeypatch.setattr(token_spool, "_MOST_BYTES", 10_000)
+    monkeypatch.setattr(documents_module, "_MOST_BYTES", 10_000)
     bw.bake(recipe, tmp_path / "two", workers=0, show_progress=False)
     assert bytes_of(tmp_path / "one") == bytes_of(tmp_path / "two")
 

@@ -22,7 +22,7 @@ import pytest
 
 from batchwright.base.errors import SourceError, SpecError
 from batchwright.base.machine import is_linux
-from batchwright.columns.row_decoding import BLOCK_ROWS, decode
+from batchwright.columns.row_shard import BLOCK_ROWS, decode
 from batchwright.columns.shard import EXTENSIONS, Column, content_mark, open_shard, peek
 from refusals import refused
 
@@ -469,7 +469,7 @@ BAD = {
     "safetensors: a shape that lies": Bad(
         "s.safetensors",
         lambda path: write_safetensors(path, toy(), value={"shape": [10**12]}),
-        "not a safetensors file",
+        "is damaged",
         {"column": "value"},
     ),
     "safetensors: offsets that overlap": Bad(
@@ -477,7 +477,7 @@ BAD = {
         lambda path: write_safetensors(
             path, {"a": np.arange(2), "b": np.arange(0)}, b={"shape": [1], "data_offsets": [8, 16]}
         ),
-        "not a safetensors file",
+        "is damaged",
     ),
     "safetensors: bfloat16": Bad(
         "s.safetensors",

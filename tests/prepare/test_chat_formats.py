@@ -18,9 +18,8 @@ from batchwright.base.fingerprint import fingerprint
 from batchwright.prepare.chat.faults import ChatError
 from batchwright.prepare.chat.formats import FORMATS, Layout, detect
 from batchwright.prepare.chat.layout_settings import layout_of
-from batchwright.sources.faults import error_of
 from batchwright.sources.formats import Malformed, format_for, parse_json
-from batchwright.sources.units import Span, Unit, read_unit
+from batchwright.sources.units import Span, Unit, error_of, read_unit
 from refusals import refused
 
 USER, ASSISTANT = {"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}

@@ -12,9 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import batchwright as bw
-from batchwright.sources import parquet
+from batchwright.sources import arrow
+from batchwright.sources.arrow import read_parquet
 from batchwright.sources.formats import Malformed
-from batchwright.sources.parquet import read_parquet
 from refusals import refused
 
 
@@ -133,9 +133,9 @@ def test_a_checksum_finds_damage_that_still_decodes(tmp_path):
 
 
 def test_rows_are_read_a_few_at_a_time(file, monkeypatch):
-    monkeypatch.setattr(parquet, "_BATCH_BYTES", 1)
+    monkeypatch.setattr(arrow, "_BATCH_BYTES", 1)
     seen = []
-    monkeypatch.setattr(parquet, "rows_of", lambda batch: seen.append(batch.num_rows) or iter(()))
+    monkeypatch.setattr(arrow, "rows_of", lambda batch: seen.append(batch.num_rows) or iter(()))
     assert list(read_parquet(file)) == []
     assert seen == [1] * 60
 

@@ -408,7 +408,7 @@ def test_a_large_file_is_cut_into_shards_between_documents(train, baked, monkeyp
 
 def test_every_shard_of_a_large_file_has_the_content_hash_of_a_baked_one(train, tmp_path, monkeypatch):
     monkeypatch.setattr(writer, "MAX_SHARD_TOKENS", 100)
-    monkeypatch.setattr("batchwright.sources.scan._READ_BYTES", 64)
+    monkeypatch.setattr("batchwright.sources.tokens._READ_BYTES", 64)
     store = adopt(train)
     for number, content_hash in enumerate(store.shards["content_hash"].to_pylist()):
         mapped = store.stream("tokens").shard(number)
@@ -419,7 +419,7 @@ def test_the_cut_does_not_depend_on_how_much_is_read_at_once(train, monkeypatch,
     monkeypatch.setattr(writer, "MAX_SHARD_TOKENS", 100)
     whole = adopt(train)
     for size in (2, 64, 202):
-        monkeypatch.setattr("batchwright.sources.scan._READ_BYTES", size)
+        monkeypatch.setattr("batchwright.sources.tokens._READ_BYTES", size)
         store = adopt(train, to=tmp_path / f"{size}.store")
         assert store.fingerprint == whole.fingerprint
         assert store.files["content_hash"] == whole.files["content_hash"]
@@ -429,7 +429,7 @@ def test_the_cut_does_not_depend_on_how_much_is_read_at_once(train, monkeypatch,
 def test_shards_of_a_file_hold_whole_documents_also_where_the_id_begins_them(eos_first, tmp_path, monkeypatch):
     ids_of(DOCUMENTS, eos_first=eos_first).tofile(tmp_path / "web.bin")
     monkeypatch.setattr(writer, "MAX_SHARD_TOKENS", 60)
-    monkeypatch.setattr("batchwright.sources.scan._READ_BYTES", 34)
+    monkeypatch.setattr("batchwright.sources.tokens._READ_BYTES", 34)
     store = adopt(tmp_path / "web.bin", eos_first=eos_first)
     assert texts(store) == DOCUMENTS
     assert [d.row for d in store.rows()] == list(range(40))
@@ -1073,7 +1073,7 @@ def test_only_adopted_stores_are_adopted_into(there, train, baked, tmp_path):
 
 
 def test_a_file_that_changes_while_it_is_read_is_refused(train, monkeypatch):
-    from batchwright.sources.scan import TokenScan
+    from batchwright.sources.tokens import TokenScan
 
     read = TokenScan._tokens
 

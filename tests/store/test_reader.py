@@ -198,13 +198,16 @@ def test_a_shard_name_that_leaves_the_store_is_refused(path, name):
 
 def test_a_shard_whose_lengths_lead_outside_of_the_file_is_refused(path):
     """As a hostile store could have it: manifest and shard agree, and both claim more tokens than there are bytes."""
-    shard = bw.open_store(path).folder / "notes-train-00000.arrow"
+    store = bw.open_store(path)
+    shard = store.folder / "notes-train-00000.arrow"
     claimed, data = 10**9, shard.read_bytes()
     length_and_nulls = struct.pack("<qq", 9, 0)  # of the nine tokens, as Arrow's metadata has them
     assert data.count(length_and_nulls) == 1
     shard.write_bytes(data.replace(length_and_nulls, struct.pack("<qq", claimed, 0)))
+    row = store.shards["file"].to_pylist().index(shard.name)
+    store.shards["num_tokens"] = np.where(np.arange(len(store.shards["num_tokens"])) == row, claimed, 9)
     with refused(bw.StoreError, "length 1000000000", file=shard):
-        MappedShard(shard, 3, claimed, shard.stat().st_size, "uint16")
+        MappedShard(store, row)
 
 
 @pytest.mark.parametrize("version", ["../../elsewhere", "/etc", "a/../.."])

@@ -1,8 +1,7 @@
 """Offline: a recipe becomes a store, or rows of a buffer."""
 
 from batchwright.baking.explain import Explanation, explain
-from batchwright.baking.instructions import Ingredient, add_ingredient, prepare_step
-from batchwright.baking.recipe import DatasetRecipe
+from batchwright.baking.recipe import DatasetRecipe, Ingredient, add_ingredient, prepare_step
 from batchwright.baking.run import bake
 from batchwright.baking.train import train_tokenizer
 

@@ -17,11 +17,10 @@ from typing import Any, NamedTuple
 from batchwright.baking.recipe import DatasetRecipe, check_recipe
 from batchwright.baking.unit import DocumentJob, document_of
 from batchwright.baking.unit_rows import RowAt, RowJob, follow_steps, result_fingerprint
-from batchwright.baking.work import RowWork, plan_dry
-from batchwright.baking.workers import run_tasks
+from batchwright.baking.work import RowWork, plan_dry, run_tasks
 from batchwright.base.errors import SpecError
 from batchwright.prepare.documents import read_documents
-from batchwright.sources.units import Malformed
+from batchwright.sources.formats import Malformed
 
 __all__ = ["check_functions"]
 
@@ -57,14 +56,12 @@ def _compare(sample: _Sample, first: Answers, other: Answers, what: str) -> None
     one, another = next(pair for pair in pairs if pair[0] != pair[1])
     # No name: it failed, in another way each time.
     name = one[0] or another[0] or f"a function of {sample.job.ingredient!r}"
-    raise SpecError(
-        f"{name} is not a function of its row: {what}",
-        function=name,
-        ingredient=sample.job.ingredient,
-        **sample.job.place(sample.at),
-        remedy="use nothing but the row: keep nothing of other rows, draw numbers from random.Random(row['text']), and "
-        "sort a set; hash() of text differs between processes",
+    remedy = (
+        "use nothing but the row: keep nothing of other rows, draw numbers from random.Random(row['text']), and "
+        "sort a set; hash() of text differs between processes"
     )
+    place = {"ingredient": sample.job.ingredient, **sample.job.place(sample.at)}
+    raise SpecError(f"{name} is not a function of its row: {what}", function=name, **place, remedy=remedy)
 
 
 def _has_functions(job: RowJob) -> bool:

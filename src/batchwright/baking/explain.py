@@ -6,21 +6,18 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from batchwright.baking.instructions import Ingredient, Instruction, line_of
-from batchwright.baking.recipe import DatasetRecipe, check_recipe
+from batchwright.baking.recipe import DatasetRecipe, Ingredient, Instruction, check_recipe, line_of
 from batchwright.baking.unit_rows import (
     RowAt,
     UnitReport,
     apply_step,
     is_selected,
     kept_rows,
-    pass_over,
     result_fingerprint,
 )
 from batchwright.base.checks import one_of
 from batchwright.base.words import counted
 from batchwright.prepare.rows import RowStep
-from batchwright.sources.units import Malformed
 from batchwright.typing import OnError
 
 if TYPE_CHECKING:
@@ -121,18 +118,13 @@ class _DryRun:
         return True
 
     def _is_document(self, part: RowWork, at: RowAt, row: dict[str, Any], counts: Counter[str]) -> bool:
-        from batchwright.baking.unit import DocumentJob, document_of
+        from batchwright.baking.unit import DocumentJob, kept_document
 
         assert isinstance(part.job, DocumentJob)
-        counts["seen"] += 1
-        document, report = document_of(part.job, at, row), UnitReport()
-        if isinstance(document, Malformed):
-            pass_over(part.job, at, document, report)
-        elif not document:
-            report.drop("empty text")
-        counts.update(report.dropped)
-        counts["documents"] += not report.dropped
-        return not report.dropped
+        report = UnitReport()
+        is_kept = kept_document(part.job, at, row, report) is not None
+        counts.update({"seen": 1, "documents": int(is_kept)} | report.dropped)
+        return is_kept
 
 
 def _effect(instruction: Instruction, counts: Counter[str]) -> Effect:

@@ -11,8 +11,7 @@ from typing import Any
 
 import msgspec
 
-from batchwright.baking.instructions import Ingredient
-from batchwright.baking.recipe import DatasetRecipe
+from batchwright.baking.recipe import DatasetRecipe, Ingredient
 from batchwright.base.errors import StoreError
 from batchwright.base.files import write_whole
 from batchwright.base.fingerprint import fingerprint, fingerprint_file
@@ -46,11 +45,6 @@ class Inputs:
         spec = {**recipe.spec(), "formats": formats, "shuffle": shuffle, "bake": _BAKE_VERSION}
         listed = [[[f.path, f.num_bytes, f.modified_ns] for f in group] for group in files]
         return cls(files, spec, fingerprint([spec, listed]))
-
-    def spec_as_json(self) -> dict[str, Any]:
-        """The spec in the form that a manifest has when it is read: tuples are lists, and so on."""
-        spec: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self.spec))
-        return spec
 
 
 def formats_of(ingredient: Ingredient, files: list[InputFile]) -> dict[str, Format]:
@@ -146,15 +140,13 @@ def _same_content(store: Store, inputs: Inputs) -> bool:
     if [(file.path, file.num_bytes) for file in new] != [facts[:2] for facts in old]:
         return False
     for file, (*_, modified_ns, format, content) in zip(new, old, strict=True):
-        if file.modified_ns != modified_ns and _content_of(file, format) != content:
+        if file.modified_ns == modified_ns:
+            continue
+        cut = units.cut_files([(0, file.path, file.num_bytes)], format)
+        spans = [span for unit in cut for span in unit.spans]
+        if content_hash([fingerprint_file(Path(span.path), span.start, span.stop) for span in spans]) != content:
             return False
     return True
-
-
-def _content_of(file: InputFile, format: str) -> str:
-    cut = units.cut_files([(0, file.path, file.num_bytes)], format)
-    spans = [span for unit in cut for span in unit.spans]
-    return content_hash([fingerprint_file(Path(span.path), span.start, span.stop) for span in spans])
 
 
 def content_hash(span_hashes: Sequence[str]) -> str:

@@ -1,31 +1,42 @@
-"""Baking into a buffer: everything is read first, then each ingredient is one append.
+"""Baking into a buffer: the rows of a recipe are read and prepared, with the types of their sources, and then appended.
 
-A recipe that ends in tokens is baked into a temporary store first, so that the buffer has the same documents in the
-same order.
+Everything is read first, and then each ingredient is one append. A recipe that ends in tokens is baked into a temporary
+store first, so that the buffer has the same documents in the same order.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
 
 from batchwright.baking.inputs import Inputs
 from batchwright.baking.recipe import DatasetRecipe
-from batchwright.baking.recipe_rows import PreparedRows, memory_row, read_recipe
-from batchwright.baking.unit_rows import UnitReport, dropped_in_words, examples_in_words
-from batchwright.base.errors import BatchwrightError, SampleError, SampleTypeError, SpecError
+from batchwright.baking.unit_rows import (
+    UnitReport,
+    dropped_in_words,
+    examples_in_words,
+    kept_rows,
+    read_rows,
+    total_report,
+)
+from batchwright.baking.work import RowWork, choose_quantities, plan_rows, run_units, tasks_of
+from batchwright.base.errors import BatchwrightError, SampleError, SampleTypeError, SourceError, SpecError
 from batchwright.base.fingerprint import fingerprint
 from batchwright.base.progress import say
 from batchwright.base.words import counted
+from batchwright.buffer.buffer import DatasetBuffer
+from batchwright.sources.arrow import FORMATS_WITH_TYPES, columns_of_rows, schema_of_files
+from batchwright.sources.memory import TableRows
 from batchwright.store.layout import is_adopted, is_store
+from batchwright.store.reader import Store
 
-if TYPE_CHECKING:
-    from batchwright.buffer.buffer import DatasetBuffer
-    from batchwright.store.reader import Store
-
-__all__ = ["bake_folder", "bake_rows", "check_buffer", "put_tokens"]
+__all__ = ["PreparedRows", "bake_folder", "bake_rows", "check_buffer", "memory_row", "put_tokens", "read_recipe"]
 
 _EMPTY = "before the first bake"
 """The version without rows and columns with which a bake into a folder begins."""
@@ -34,14 +45,9 @@ _AGAIN = " again "
 
 
 def check_buffer(into: Any) -> None:
-    from batchwright.buffer.buffer import DatasetBuffer
-
     if into is not None and not isinstance(into, DatasetBuffer):
-        raise SpecError(
-            f"into= is a buffer, not a {type(into).__name__}",
-            parameter="into",
-            remedy="into=bw.DatasetBuffer(path='rows'), or to='corpus.store' for a store",
-        )
+        remedy = "into=bw.DatasetBuffer(path='rows'), or to='corpus.store' for a store"
+        raise SpecError(f"into= is a buffer, not a {type(into).__name__}", parameter="into", remedy=remedy)
 
 
 def bake_rows(
@@ -60,8 +66,6 @@ def put_tokens(into: DatasetBuffer | None, store: Store) -> DatasetBuffer:
 
 
 def _tokens_of(store: Store, name: str) -> PreparedRows:
-    import pyarrow as pa
-
     paths = store.files["path"].to_pylist()
     pieces: list[Any] = []
     for split in [info.split for info in store.manifest.streams if info.source == name]:
@@ -89,8 +93,6 @@ def bake_folder(recipe: DatasetRecipe, to: Path, *, workers: int, on_error: str,
     The rows are a version named after the recipe and its files. An older version of this name is restored. Otherwise
     everything is read, the rows are replaced, and the rows before them stay a version.
     """
-    from batchwright.buffer.buffer import DatasetBuffer
-
     _refuse_other_folders(to)
     inputs = Inputs.of(recipe, shuffle=False)
     name = f"{recipe.fingerprint} {fingerprint([inputs.key, on_error])[:8]}"
@@ -145,28 +147,22 @@ def _is_at(buffer: DatasetBuffer, name: str) -> bool:
 
 def _refuse_other_buffers(to: Path, buffer: DatasetBuffer) -> None:
     if buffer.number and not any(version.name == _EMPTY for version in buffer.versions()):
-        raise SpecError(
-            f"{to} is a buffer that was not baked, and is left as it is",
-            parameter="to",
-            remedy=f"a folder of its own; or bake(recipe, into=bw.DatasetBuffer(path={str(to)!r})), to add to it",
-        )
+        remedy = f"a folder of its own; or bake(recipe, into=bw.DatasetBuffer(path={str(to)!r})), to add to it"
+        raise SpecError(f"{to} is a buffer that was not baked, and is left as it is", parameter="to", remedy=remedy)
 
 
 def _refuse_other_folders(to: Path) -> None:
     if to.exists() and not to.is_dir():
         raise SpecError(f"{to} is a file", parameter="to", remedy="a new folder, such as to='rows'")
     if is_store(to) or is_adopted(to):
+        remedy = "recipe.prepare_step(bw.tokenize('bytes')), or a folder of its own for the rows"
         raise SpecError(
-            f"{to} is a store of tokens, and this recipe has no tokenize step",
-            parameter="to",
-            remedy="recipe.prepare_step(bw.tokenize('bytes')), or a folder of its own for the rows",
+            f"{to} is a store of tokens, and this recipe has no tokenize step", parameter="to", remedy=remedy
         )
 
 
 def _put(into: DatasetBuffer | None, parts: Sequence[PreparedRows]) -> DatasetBuffer:
     """Append each ingredient's rows. A row that does not fit leaves `into` unchanged."""
-    from batchwright.buffer.buffer import DatasetBuffer
-
     if into is None:
         into = DatasetBuffer()
     elif sum(len(part) > 0 for part in parts) > 1:
@@ -176,9 +172,8 @@ def _put(into: DatasetBuffer | None, parts: Sequence[PreparedRows]) -> DatasetBu
 
 
 def _append_all(buffer: DatasetBuffer, parts: Sequence[PreparedRows]) -> None:
-    for part in parts:
-        if len(part):
-            _append(buffer, part)
+    for part in filter(len, parts):
+        _append(buffer, part)
 
 
 def _append(buffer: DatasetBuffer, part: PreparedRows) -> None:
@@ -202,3 +197,131 @@ def _summary(where: str, parts: Sequence[PreparedRows]) -> str:
             lines.append(f"  {part.name}: {kept}; dropped: {dropped_in_words(part.report.dropped)}")
     examples = [example for part in parts for example in part.report.examples]
     return "\n".join([*lines, *examples_in_words(examples)])
+
+
+# The rows of a recipe, with the types of their sources
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedRows:
+    """The rows of one ingredient."""
+
+    name: str
+    rows: Any
+    """A list of dicts, or a pyarrow Table."""
+    place_of: Callable[[int], dict[str, Any]]
+    """The place of a row in its source, by its number."""
+    report: UnitReport
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+def read_recipe(recipe: DatasetRecipe, *, workers: int, on_error: str, show: bool) -> list[PreparedRows]:
+    """The rows of every ingredient after its steps, in the order of files and rows, for any number of workers."""
+    work = plan_rows(recipe, on_error)
+    files = [part for part in work if not part.ingredient.is_memory]
+    choose_quantities([part for part in work if part.ingredient.is_memory], 0, "a buffer", show=False)
+    choose_quantities(files, workers, "a buffer", show)
+    doing = "baking into a buffer"
+    answers = iter(run_units(read_rows, files, tasks_of(files), workers, doing=doing, show=show))
+    found = []
+    for part in work:
+        if part.ingredient.is_memory:
+            found.append(_from_memory(part))
+        else:
+            found.append(_with_types(part, _join(part, [next(answers) for _ in part.units])))
+    if not any(map(len, found)):
+        dropped = [f"{part.name}: {dropped_in_words(part.report.dropped) or 'nothing was read'}" for part in found]
+        remedy = "look at where=, quantity= and the steps"
+        raise SourceError("no rows: every one was dropped", dropped="\n".join(dropped), remedy=remedy)
+    return _with_all_columns(found)
+
+
+def memory_row(number: int) -> dict[str, Any]:
+    return {"file": "<memory>", "row": number}
+
+
+def _from_memory(part: RowWork) -> PreparedRows:
+    """Rows that are in this process already. A worker would only send them back."""
+    job, source, (chosen,) = part.job, part.ingredient.source, part.selected
+    if not job.steps and job.text is None:
+        if isinstance(source, TableRows):
+            return _from_table(part, source)
+        if job.where is None and chosen is None and all(isinstance(row, dict | str) for row in source):
+            # No function changes them, so they need not be copied.
+            rows = [{"text": row} if isinstance(row, str) else row for row in source]
+            return PreparedRows(part.ingredient.name, rows, memory_row, UnitReport(rows_read=len(rows)))
+    return _join(part, [read_rows(job, part.units[0], chosen)])
+
+
+def _from_table(part: RowWork, source: TableRows) -> PreparedRows:
+    """A table, or those of its rows that `where` and a quantity keep."""
+    name, (unit,), (chosen,) = part.ingredient.name, part.units, part.selected
+    report = UnitReport()
+    if part.job.where is not None:
+        numbers = np.array([number for (_, _, number), _ in kept_rows(part.job, unit, report, chosen)], np.int64)
+        report.finish(len(numbers))
+    else:
+        report.rows_read = len(source)
+        if chosen is None:
+            return PreparedRows(name, source.table(), memory_row, report)
+        numbers = chosen
+        if len(chosen) < len(source):
+            report.drop("beyond quantity", len(source) - len(chosen))
+    return PreparedRows(name, source.table(numbers), lambda row: memory_row(int(numbers[row])), report)
+
+
+def _join(part: RowWork, answers: Sequence[tuple[UnitReport, list[dict[str, Any]], Any]]) -> PreparedRows:
+    """The rows of all units of an ingredient."""
+    reports = [report for report, _, _ in answers]
+    rows = [row for _, unit_rows, _ in answers for row in unit_rows]
+    first = np.cumsum([0, *(len(unit_rows) for _, unit_rows, _ in answers)])
+    first_rows = part.first_rows([report.span_rows for report in reports])
+
+    def place_of(number: int) -> dict[str, Any]:
+        which = int(np.searchsorted(first, number, side="right")) - 1
+        span, row = answers[which][2][number - first[which]].tolist()
+        return part.job.place((part.units[which], span, row))
+
+    return PreparedRows(part.ingredient.name, rows, place_of, total_report(part.units, reports, first_rows))
+
+
+def _with_types(part: RowWork, prepared: PreparedRows) -> PreparedRows:
+    """Rows with the column types of their files, if the files have the same ones and no step changed the rows."""
+    kinds = {span.format for unit in part.units for span in unit.spans}
+    is_changed = part.job.steps or part.job.text is not None
+    if is_changed or not len(prepared) or len(kinds) != 1 or not kinds <= FORMATS_WITH_TYPES:
+        return prepared
+    schema = schema_of_files((file.path for file in part.files), *kinds)
+    if schema is not None:
+        table = columns_of_rows(prepared.rows, schema)
+        if table is not None:
+            return replace(prepared, rows=table)
+    return prepared
+
+
+def _with_all_columns(parts: Sequence[PreparedRows]) -> list[PreparedRows]:
+    """The parts with the same columns each. Missing values are null."""
+    named = [_column_names(part.rows) for part in parts]
+    every = list(dict.fromkeys(name for names in named for name in names))
+    padded = []
+    for part, names in zip(parts, named, strict=True):
+        rows = part.rows
+        if len(names) < len(every):
+            rows = _padded(rows, every)
+        padded.append(replace(part, rows=rows))
+    return padded
+
+
+def _column_names(rows: Any) -> list[str]:
+    if isinstance(rows, list):
+        return list(dict.fromkeys(name for row in rows for name in row))
+    return list(rows.column_names)
+
+
+def _padded(rows: Any, names: Sequence[str]) -> Any:
+    if isinstance(rows, list):
+        return [dict.fromkeys(names) | row for row in rows]
+    nulls = dict.fromkeys(names, pa.nulls(rows.num_rows))
+    return pa.table(nulls | {name: rows[name] for name in rows.column_names})

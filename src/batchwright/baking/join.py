@@ -6,9 +6,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
-from batchwright.baking.document_columns import Documents, borders_of, join_documents
+from batchwright.baking.documents import Documents, borders_of, join_documents
 from batchwright.baking.inputs import Inputs, content_hash
 from batchwright.baking.reuse import UnitPlace, units_table
 from batchwright.baking.unit import SPLITS
@@ -46,7 +47,7 @@ def join(work: list[Work], inputs: Inputs, folder: Path, *, shard_bytes: int) ->
     return writer.write_version_tables(
         folder,
         shards=shards,
-        files=_files_table(work),
+        files=[file for part in work for file in _files_of(part)],
         units=units_table(places),
         tokenizer=tokenize.tokenizer,
         info=tokenize.info(),
@@ -54,7 +55,7 @@ def join(work: list[Work], inputs: Inputs, folder: Path, *, shard_bytes: int) ->
         version=folder.name,
         streams=streams,
         token_dtype=tokenize.dtype.name,
-        recipe=inputs.spec_as_json(),
+        recipe=msgspec.json.decode(msgspec.json.encode(inputs.spec)),  # as a manifest has it when it is read
         report=_report(work, totals),
     )
 
@@ -63,20 +64,13 @@ def _refuse_nothing(work: list[Work], totals: list[UnitReport]) -> None:
     num_documents = sum(total.documents for total in totals)
     if not num_documents:
         parts = zip(work, totals, strict=True)
-        raise SourceError(
-            "no documents: every row was dropped",
-            dropped="\n".join(
-                f"{part.ingredient.name}: {dropped_in_words(total.dropped) or 'nothing was read'}"
-                for part, total in parts
-            ),
-            remedy="look at where=, quantity= and the steps; text= names the column that holds the text",
-        )
+        dropped = [f"{p.ingredient.name}: {dropped_in_words(t.dropped) or 'nothing was read'}" for p, t in parts]
+        remedy = "look at where=, quantity= and the steps; text= names the column that holds the text"
+        raise SourceError("no documents: every row was dropped", dropped="\n".join(dropped), remedy=remedy)
     if not sum(total.tokens for total in totals):
-        raise TokenizerError(
-            "no tokens: the tokenizer gave none for any document",
-            documents=f"{num_documents:,}",
-            remedy="try the tokenizer on one text; append_eos=True ends every document with an id",
-        )
+        what = "no tokens: the tokenizer gave none for any document"
+        remedy = "try the tokenizer on one text; append_eos=True ends every document with an id"
+        raise TokenizerError(what, documents=f"{num_documents:,}", remedy=remedy)
 
 
 class _IngredientWriter:
@@ -138,13 +132,7 @@ class _IngredientWriter:
         )
 
 
-def _files_table(work: list[Work]) -> dict[str, Any]:
-    rows = [facts for part in work for facts in _files_of(part)]
-    names = ("path", "name", "source", "format", "num_bytes", "modified_ns", "content_hash")
-    return dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
-
-
-def _files_of(part: Work) -> list[tuple[Any, ...]]:
+def _files_of(part: Work) -> list[dict[str, Any]]:
     hashes: dict[int, list[str]] = {}
     formats: dict[int, str] = {}
     for unit, report in zip(part.units, part.reports, strict=True):
@@ -152,15 +140,15 @@ def _files_of(part: Work) -> list[tuple[Any, ...]]:
             hashes.setdefault(span.file, []).append(digest)
             formats[span.file] = span.format
     return [
-        (
-            file.path,
-            file.name,
-            part.ingredient.name,
-            formats.get(number, "memory"),
-            file.num_bytes,
-            file.modified_ns,
-            content_hash(hashes.get(number, [""])),
-        )
+        {
+            "path": file.path,
+            "name": file.name,
+            "source": part.ingredient.name,
+            "format": formats.get(number, "memory"),
+            "num_bytes": file.num_bytes,
+            "modified_ns": file.modified_ns,
+            "content_hash": content_hash(hashes.get(number, [""])),
+        }
         for number, file in enumerate(part.files or [InputFile("<memory>", "<memory>", 0, 0)], part.first_file)
     ]
 

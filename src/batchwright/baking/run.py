@@ -145,7 +145,7 @@ def _bake_version(
 ) -> tuple[Store, int]:
     """(the new version, the number of its documents that had to be tokenised)."""
     from batchwright.baking.join import join
-    from batchwright.baking.token_cache import remember
+    from batchwright.baking.reuse import remember
     from batchwright.baking.work import bake_units, scan
 
     wanted = fingerprint([inputs.key, on_error])[:12]

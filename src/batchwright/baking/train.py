@@ -178,9 +178,7 @@ def _limit_of_sample(work: Work, max_bytes: int, show: bool) -> int:
 
 
 def _bytes_of(text: str) -> int:
-    if text.isascii():
-        return len(text)
-    return len(text.encode())
+    return len(text) if text.isascii() else len(text.encode())
 
 
 def _summary(path: Path | None, tokenizer: JsonTokenizer, reader: _TextReader, seconds: float) -> str:

@@ -10,19 +10,18 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from batchwright.baking.document_columns import Documents, borders_of, marks_of
-from batchwright.baking.token_spool import TokenSpool
+from batchwright.baking.documents import Documents, TokenSpool, borders_of, marks_of
 from batchwright.baking.unit_rows import RowAt, RowJob, UnitReport, pass_over, prepared_rows, unchanged_while_read
 from batchwright.base.errors import BatchwrightError, SourceError, TokenizerError
-from batchwright.base.fingerprint import fingerprint, fingerprint_file
-from batchwright.columns.arrays import arrow_to_numpy, lists_to_arrow, numpy_to_arrow, records_of, records_to_arrow
+from batchwright.base.fingerprint import fingerprint_file
+from batchwright.columns.arrow import arrow_to_numpy, lists_to_arrow, numpy_to_arrow, records_of, records_to_arrow
 from batchwright.order.permute import permutation
 from batchwright.prepare.chat.faults import ChatError
 from batchwright.prepare.chat.formats import Layout, detect
@@ -30,28 +29,15 @@ from batchwright.prepare.chat.spans import SPAN_DTYPE
 from batchwright.prepare.chat.step import Chat, Prepared
 from batchwright.prepare.holdout import side_of
 from batchwright.prepare.tokenize import Tokenize
-from batchwright.sources.faults import place
-from batchwright.sources.units import Malformed, Unit
+from batchwright.sources.formats import Malformed
+from batchwright.sources.units import Unit, place
 from batchwright.store.texts import TextHashes, hash_texts
 from batchwright.store.writer import MAX_SHARD_TOKENS, write_arrow
 
 if TYPE_CHECKING:
-    from batchwright.baking.token_cache import TokenCache
+    from batchwright.baking.reuse import TokenCache
 
-__all__ = [
-    "SPLITS",
-    "BakedUnit",
-    "DocumentJob",
-    "UnitFile",
-    "UnitReport",
-    "bake_unit",
-    "detect_layout",
-    "document_of",
-    "encode_located",
-    "find_characters",
-    "texts_of",
-    "unit_key",
-]
+__all__ = ["DocumentJob", "UnitReport", "encode_located", "texts_of"]
 
 Locate = Callable[[int], RowAt]
 """The place of a document, by its number among those that are encoded together."""
@@ -59,7 +45,7 @@ Locate = Callable[[int], RowAt]
 SPLITS = ("train", "val")
 _BATCH_CHARACTERS = 1 << 22
 """The number of characters tokenised at once. Large, because threads wait for each other at its end."""
-_UNIT_FORMAT = 2
+UNIT_FORMAT = 2
 """Part of every unit's name, so that units of an earlier release with other columns are not used."""
 
 
@@ -72,12 +58,6 @@ class DocumentJob(RowJob):
     shuffle: bool
     fingerprint: str
     """The fingerprint of everything that decides the output."""
-
-
-def unit_key(job: DocumentJob, unit: Unit, identity: Any) -> str:
-    """The name of a unit's output: a fingerprint of its inputs, independent of the other units."""
-    spans = [[s.start, s.stop] for s in unit.spans]
-    return fingerprint([_UNIT_FORMAT, job.fingerprint, spans, unit.first_row, identity])
 
 
 def bake_unit(
@@ -112,9 +92,7 @@ class _UnitDocuments:
         self._characters = 0
 
     def add(self, at: RowAt, document: str | Prepared) -> None:
-        text = document
-        if isinstance(text, Prepared):
-            text = text.text
+        text = document.text if isinstance(document, Prepared) else document
         _, span, number = at
         self.spans.append(span)
         self.rows.append(number)
@@ -198,20 +176,28 @@ def _documents_of(
 ) -> Iterator[tuple[RowAt, str | Prepared]]:
     """(place, text or conversation) of every document of a unit."""
     for at, row in prepared_rows(job, unit, report, selected):
-        document = document_of(job, at, row)
-        if isinstance(document, Malformed):
-            pass_over(job, at, document, report)
-        elif not document:
-            report.drop("empty text")
-        else:
-            if isinstance(job.tokenize, Tokenize) and isinstance(document, str):
-                report.count_special(job.tokenize.special_in(document))
+        document = kept_document(job, at, row, report)
+        if document is not None:
             yield at, document
 
 
-def texts_of(job: DocumentJob, unit: Unit, report: UnitReport) -> Iterator[tuple[RowAt, str]]:
+def kept_document(job: DocumentJob, at: RowAt, row: dict[str, Any], report: UnitReport) -> str | Prepared | None:
+    """The text or conversation of a row; None, and a count in the report, if there is none."""
+    document = document_of(job, at, row)
+    if isinstance(document, Malformed):
+        pass_over(job, at, document, report)
+        return None
+    if not document:
+        report.drop("empty text")
+        return None
+    if isinstance(job.tokenize, Tokenize) and isinstance(document, str):
+        report.count_special(job.tokenize.special_in(document))
+    return document
+
+
+def texts_of(job: DocumentJob, unit: Unit, report: UnitReport, selected: Any = None) -> Iterator[tuple[RowAt, str]]:
     """(place, text) of every document of a unit of texts."""
-    for at, text in _documents_of(job, unit, report):
+    for at, text in _documents_of(job, unit, report, selected):
         assert isinstance(text, str)
         yield at, text
 
@@ -223,11 +209,9 @@ def document_of(job: DocumentJob, at: RowAt, row: dict[str, Any]) -> str | Prepa
     text = row.get(job.tokenize.text)
     if isinstance(text, str):
         return text
-    raise SourceError(
-        f"no text to tokenise in column {job.tokenize.text!r}: the row has {', '.join(map(repr, row))}",
-        **job.place(at),
-        remedy="let the last step return a row with that column, or tokenize(..., text='column')",
-    )
+    what = f"no text to tokenise in column {job.tokenize.text!r}: the row has {', '.join(map(repr, row))}"
+    remedy = "let the last step return a row with that column, or tokenize(..., text='column')"
+    raise SourceError(what, **job.place(at), remedy=remedy)
 
 
 def _conversation_of(job: DocumentJob, chat: Chat, at: RowAt, row: dict[str, Any]) -> Prepared | Malformed:
@@ -256,20 +240,15 @@ def detect_layout(job: DocumentJob, units: Sequence[Unit]) -> Layout:
             except ChatError as error:
                 fault = _fault_of(error)
             pass_over(job, at, fault, report)
-    raise SourceError(
-        f"{job.ingredient!r} has no row that can be read, so nothing says how its conversations are written",
-        ingredient=job.ingredient,
-        remedy="look at the file, or at where= and the steps",
-    )
+    what = f"{job.ingredient!r} has no row that can be read, so nothing says how its conversations are written"
+    raise SourceError(what, ingredient=job.ingredient, remedy="look at the file, or at where= and the steps")
 
 
 def find_characters(job: DocumentJob, unit: Unit, selected: Any) -> set[str]:
     """The characters of a unit's documents, for a vocabulary of characters."""
     characters: set[str] = set()
-    for at, row in prepared_rows(job, unit, UnitReport(), selected):
-        text = document_of(job, at, row)
-        if isinstance(text, str):
-            characters.update(text)
+    for _, text in texts_of(job, unit, UnitReport(), selected):
+        characters.update(text)
     return characters
 
 
@@ -286,19 +265,9 @@ def encode_located(job: DocumentJob, documents: list[Any], locate: Locate) -> li
 # Units that are done
 
 
-class BakedUnit(Protocol):
-    """The documents of a unit: in its own file, or in the shards of an older version."""
-
-    @property
-    def report(self) -> UnitReport: ...
-
-    def documents(self, side: int) -> Documents:
-        """The documents of one split. Their `file` and `row` are the span, and the number in it."""
-
-
 @dataclass(frozen=True, slots=True)
 class UnitFile:
-    """A file that `bake_unit` wrote."""
+    """A file that `bake_unit` wrote. It gives what `ReusedUnit` gives for a unit of an older version."""
 
     path: Path
     report: UnitReport
@@ -317,6 +286,7 @@ class UnitFile:
         return cls(path, report)
 
     def documents(self, side: int) -> Documents:
+        """The documents of one split. Their `file` and `row` are the span, and the number in it."""
         with pa.memory_map(str(self.path)) as file:
             batch = pa.ipc.open_file(file).get_batch(0)
         names = ("span", "row", "split", "text_high", "text_low")

@@ -20,29 +20,11 @@ from batchwright.base.fingerprint import fingerprint_value, function_fingerprint
 from batchwright.prepare.documents import read_documents
 from batchwright.prepare.rows import RowStep
 from batchwright.prepare.text_column import TextColumn
-from batchwright.sources.faults import error_of, failure_of, place
-from batchwright.sources.formats import Format
+from batchwright.sources.formats import Format, Malformed
 from batchwright.sources.memory import TableRows
-from batchwright.sources.units import EndOfSpan, Malformed, Unit
+from batchwright.sources.units import EndOfSpan, Unit, error_of, failure_of, place
 
-__all__ = [
-    "RowAt",
-    "RowJob",
-    "UnitReport",
-    "apply_step",
-    "dropped_in_words",
-    "examples_in_words",
-    "find_passing",
-    "follow_steps",
-    "is_selected",
-    "kept_rows",
-    "pass_over",
-    "prepared_rows",
-    "read_rows",
-    "result_fingerprint",
-    "total_report",
-    "unchanged_while_read",
-]
+__all__ = ["RowAt", "RowJob", "UnitReport", "dropped_in_words", "examples_in_words", "total_report"]
 
 Row = dict[str, Any]
 RowAt = tuple[Unit, int, int]
@@ -287,11 +269,8 @@ def unchanged_while_read(unit: Unit) -> Iterator[None]:
     yield
     for span, state in zip(unit.spans, before, strict=True):
         if _state_of(span.path) != state:
-            raise SourceError(
-                "this file was changed while it was read",
-                file=span.path,
-                remedy="bake again when nobody writes to it: what is done already is kept",
-            )
+            remedy = "bake again when nobody writes to it: what is done already is kept"
+            raise SourceError("this file was changed while it was read", file=span.path, remedy=remedy)
 
 
 def _state_of(path: str) -> tuple[int, int] | None:

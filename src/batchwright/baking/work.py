@@ -1,34 +1,35 @@
-"""The work of a bake: every ingredient cut into units, the rows to keep of each, and each unit baked once."""
+"""The work of a bake: ingredients cut into units, the rows to keep of each, and the worker processes that bake them."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import FunctionType
+from typing import Any
 
 import numpy as np
 
 from batchwright.baking.inputs import Inputs, formats_of
-from batchwright.baking.instructions import Ingredient, Step
-from batchwright.baking.recipe import DatasetRecipe, spec_of_step
-from batchwright.baking.reuse import find_reusable
-from batchwright.baking.token_cache import find_cache
+from batchwright.baking.recipe import DatasetRecipe, Ingredient, Step, spec_of_step
+from batchwright.baking.reuse import ReusedUnit, find_cache, find_reusable
 from batchwright.baking.unit import (
-    BakedUnit,
+    UNIT_FORMAT,
     DocumentJob,
     UnitFile,
     bake_unit,
     detect_layout,
     find_characters,
-    unit_key,
 )
 from batchwright.baking.unit_rows import RowJob, UnitReport, find_passing
-from batchwright.baking.workers import run_units, units_as_done
-from batchwright.base.fingerprint import fingerprint, fingerprint_rows, fingerprint_value
+from batchwright.base.errors import SpecError, WorkerError
+from batchwright.base.fingerprint import fingerprint, fingerprint_rows, fingerprint_value, function_fingerprint
+from batchwright.base.processes import Worker
 from batchwright.base.progress import progress
 from batchwright.base.seeds import key_of, mix64
 from batchwright.prepare.chat.step import Chat
@@ -41,19 +42,9 @@ from batchwright.sources.listing import InputFile
 from batchwright.sources.memory import TableRows
 from batchwright.sources.units import Span, Unit
 
-log: logging.Logger = logging.getLogger("batchwright")
+__all__ = ["Work", "plan_work"]
 
-__all__ = [
-    "RowWork",
-    "Work",
-    "bake_units",
-    "choose_quantities",
-    "plan_dry",
-    "plan_rows",
-    "plan_work",
-    "scan",
-    "tasks_of",
-]
+log: logging.Logger = logging.getLogger("batchwright")
 
 
 @dataclass(slots=True, eq=False)
@@ -94,18 +85,19 @@ class Work(RowWork):
     """One ingredient's work for a store."""
 
     job: DocumentJob
-    baked: list[BakedUnit] = field(default_factory=list)
+    baked: list[UnitFile | ReusedUnit] = field(default_factory=list)
 
     @property
     def reports(self) -> list[UnitReport]:
         return [unit.report for unit in self.baked]
 
     def unit_keys(self) -> list[str]:
-        """The name of each unit's output."""
+        """The name of each unit's output: a fingerprint of its inputs, independent of the other units."""
         keys = []
         for unit, chosen in zip(self.units, self.selected, strict=True):
             choice = None if chosen is None else fingerprint_value(chosen)
-            keys.append(unit_key(self.job, unit, [self._identity(unit), choice]))
+            spans, identity = [[s.start, s.stop] for s in unit.spans], [self._identity(unit), choice]
+            keys.append(fingerprint([UNIT_FORMAT, self.job.fingerprint, spans, unit.first_row, identity]))
         return keys
 
     def _identity(self, unit: Unit) -> Any:
@@ -124,8 +116,8 @@ class Work(RowWork):
 def plan_work(recipe: DatasetRecipe, inputs: Inputs, on_error: str, shuffle: bool) -> list[Work]:
     """Cut every ingredient into units. Depends on names and sizes only, never on workers."""
     work = []
-    for cut, spec in zip(_cut(recipe, inputs.files), inputs.spec["ingredients"], strict=True):
-        steps = recipe.steps_of(cut.ingredient)
+    for (ingredient, formats, cut), spec in zip(_cut(recipe, inputs.files), inputs.spec["ingredients"], strict=True):
+        steps = recipe.steps_of(ingredient)
         decides = [
             # The rows of a unit, and the choice among them, are in the unit's own key.
             {name: value for name, value in spec.items() if name not in ("quantity", "memory", "after")},
@@ -134,26 +126,25 @@ def plan_work(recipe: DatasetRecipe, inputs: Inputs, on_error: str, shuffle: boo
             recipe.seed,
             shuffle,
             on_error,
-            [inputs.spec["formats"][name] for name in cut.formats],
+            [inputs.spec["formats"][name] for name in formats],
             inputs.spec["bake"],
         ]
         text: TextColumn | None = None
-        formats = cut.formats
         if isinstance(recipe.tokenize, Chat):
             formats = {name: kind.with_unique_keys() for name, kind in formats.items()}
         else:
-            text = TextColumn(cut.ingredient.text)
+            text = TextColumn(ingredient.text)
         job = DocumentJob(
-            **_of_rows(recipe, cut.ingredient, on_error),
+            **_of_rows(recipe, ingredient, on_error),
             text=text,
             formats=formats,
-            columns=_columns_of(cut.ingredient, steps),
+            columns=_columns_of(ingredient, steps),
             tokenize=recipe.tokenize,
             holdout=recipe.holdout_fraction,
             shuffle=shuffle,
             fingerprint=fingerprint(decides),
         )
-        work.append(Work(cut.ingredient, job, cut.units, cut.first_file, cut.files))
+        work.append(Work(ingredient, job, *cut))
     return work
 
 
@@ -170,14 +161,15 @@ def plan_rows(recipe: DatasetRecipe, on_error: str) -> list[RowWork]:
     Rows from memory stay in one piece: they are in this process already, and are not sent to workers.
     """
     work = []
-    for cut in _cut(recipe, [ingredient.files() for ingredient in recipe.ingredients], cut_memory=False):
-        ingredient, of_rows = cut.ingredient, _of_rows(recipe, cut.ingredient, on_error)
+    files_of = [ingredient.files() for ingredient in recipe.ingredients]
+    for ingredient, formats, cut in _cut(recipe, files_of, cut_memory=False):
+        of_rows = _of_rows(recipe, ingredient, on_error)
         text = None if ingredient.text == "text" else TextColumn(ingredient.text)  # rows need no text
         # A table that no function looks at is taken by its row numbers: none of its values become Python's.
         functions = [*of_rows["steps"], text, ingredient.where]
         by_number = isinstance(ingredient.source, TableRows) and all(each is None for each in functions)
-        job = RowJob(**of_rows, text=text, formats=cut.formats, columns=() if by_number else None)
-        work.append(RowWork(ingredient, job, cut.units, cut.first_file, cut.files))
+        job = RowJob(**of_rows, text=text, formats=formats, columns=() if by_number else None)
+        work.append(RowWork(ingredient, job, *cut))
     return work
 
 
@@ -190,15 +182,13 @@ def plan_dry(recipe: DatasetRecipe, on_error: str) -> Sequence[RowWork]:
     return work
 
 
-class _CutSource(NamedTuple):
-    ingredient: Ingredient
-    units: list[Unit]
-    first_file: int
-    files: list[InputFile]
-    formats: dict[str, Format]
+_Cut = tuple[list[Unit], int, list[InputFile]]
+"""The units of an ingredient, the number of its first file, and its files."""
 
 
-def _cut(recipe: DatasetRecipe, files_of: list[list[InputFile]], *, cut_memory: bool = True) -> Iterator[_CutSource]:
+def _cut(
+    recipe: DatasetRecipe, files_of: list[list[InputFile]], *, cut_memory: bool = True
+) -> Iterator[tuple[Ingredient, dict[str, Format], _Cut]]:
     first_file = 0
     for ingredient, files in zip(recipe.ingredients, files_of, strict=True):
         if not ingredient.is_memory:
@@ -209,7 +199,7 @@ def _cut(recipe: DatasetRecipe, files_of: list[list[InputFile]], *, cut_memory: 
         else:
             source = ingredient.source
             cut = [Unit((), 0, source if isinstance(source, TableRows) else tuple(source))]
-        yield _CutSource(ingredient, cut, first_file, files, formats_of(ingredient, files))
+        yield ingredient, formats_of(ingredient, files), (cut, first_file, files)
         first_file += max(len(files), 1)
 
 
@@ -305,7 +295,7 @@ def bake_units(work: list[Work], to: Path, workers: int, show: bool) -> int:
         key: (which, unit, key, chosen, folder / f"{key}.arrow")
         for key, (which, unit, chosen) in zip(keys, tasks_of(work), strict=True)
     }
-    done: dict[str, BakedUnit] = {
+    done: dict[str, UnitFile | ReusedUnit] = {
         key: found for key, (*_, path) in tasks.items() if (found := UnitFile.find(path, key)) is not None
     }
     done |= find_reusable(to, tasks.keys() - done.keys())
@@ -325,3 +315,116 @@ def bake_units(work: list[Work], to: Path, workers: int, show: bool) -> int:
     for part in work:
         part.baked = [done[next(left)] for _ in part.units]
     return num_encoded
+
+
+# Tasks, in this process or in worker processes
+
+Task = tuple[Any, ...]
+
+
+def run_tasks(
+    function: Callable[..., Any], tasks: Sequence[Task], workers: int, *, about: Callable[[Task], str] | None = None
+) -> Iterator[tuple[int, Any]]:
+    """(task number, function(*task)) for every task. The first failure stops the rest, and is raised here.
+
+    `about` describes a task in the error of a worker that dies in it.
+    """
+    if workers <= 1 or len(tasks) <= 1:
+        for number, task in enumerate(tasks):
+            yield number, function(*task)
+        return
+    with contextlib.ExitStack() as stack:
+        waiting = iter(enumerate(tasks))
+        doing: dict[Any, tuple[int, Worker]] = {}
+
+        def give(worker: Worker) -> None:
+            for number, task in waiting:
+                doing[worker.connection] = (number, worker)
+                worker.send(*task)
+                return
+
+        for _ in range(min(workers, len(tasks))):
+            give(stack.enter_context(Worker(function, doing="of this bake")))
+        while doing:
+            for connection in wait(list(doing)):
+                number, worker = doing.pop(connection)
+                try:
+                    answer = worker.receive()
+                except WorkerError as error:
+                    if about is not None and "file" not in error.where:
+                        error.where["working_on"] = about(tasks[number])
+                    raise
+                give(worker)  # before the result is used: the worker need not wait for that
+                yield number, answer
+
+
+def units_as_done(
+    function: Callable[..., Any], work: Sequence[Any], tasks: Sequence[Task], workers: int
+) -> Iterator[tuple[int, Any]]:
+    """(task number, function(job, unit, ...)) for tasks (ingredient number, unit, ...), as they finish."""
+    return run_tasks(_OfUnit(function, [part.job for part in work]), tasks, workers, about=_files_of)
+
+
+def run_units(
+    function: Callable[..., Any], work: Sequence[Any], tasks: Sequence[Task], workers: int, *, doing: str, show: bool
+) -> list[Any]:
+    """function(job, unit, ...) for tasks (ingredient number, unit, ...), in their order, with a progress bar."""
+    results: list[Any] = [None] * len(tasks)
+    with progress(doing, sum(task[1].num_bytes for task in tasks), show=show and bool(tasks)) as done:
+        for number, result in units_as_done(function, work, tasks, workers):
+            results[number] = result
+            done.advance(tasks[number][1].num_bytes)
+    return results
+
+
+def _files_of(task: Task) -> str:
+    spans = task[1].spans
+    if not spans:
+        return "rows from memory"
+    if len(spans) == 1:
+        return str(spans[0].path)
+    return f"{spans[0].path} and {len(spans) - 1} more"
+
+
+class _OfUnit:
+    """A function of one unit, with the jobs that all units share. A worker gets it once.
+
+    Functions of modules travel by name, and a worker imports their module anew. If the program has set a value in such
+    a module, the function would do something else there. That is refused, because the store would differ too.
+    """
+
+    def __init__(self, function: Callable[..., Any], jobs: Sequence[RowJob]) -> None:
+        self.function, self.jobs = function, jobs
+        self.fingerprints = _fingerprints_of_functions(jobs)
+
+    def __call__(self, which: int, unit: Any, *rest: Any) -> Any:
+        return self.function(self.jobs[which], unit, *rest)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        for name, found in _fingerprints_of_functions(self.jobs).items():
+            if found != self.fingerprints[name]:
+                raise SpecError(
+                    f"{name} does something else in a worker: a value in its module was set after the import",
+                    function=name,
+                    remedy="pass the value to the function (functools.partial, or a closure), or workers=0",
+                )
+
+
+def _fingerprints_of_functions(jobs: Sequence[RowJob]) -> dict[str, str]:
+    """Fingerprints of the user's functions that travel by name, by their names in the recipe."""
+    functions: dict[str, Any] = {}
+    for job in jobs:
+        functions[f"where= of {job.ingredient!r}"] = job.where
+        for step in job.steps:
+            functions[f"step {step.name!r}"] = step.function
+            functions[f"select= of step {step.name!r}"] = step.select
+        tokenizer = getattr(getattr(job, "tokenize", None), "tokenizer", None)
+        # A tokenizer that is a function keeps it as `function`.
+        functions[f"the tokenizer {getattr(tokenizer, 'name', '')!r}"] = getattr(tokenizer, "function", tokenizer)
+    found = {}
+    for name, function in functions.items():
+        if isinstance(function, FunctionType) and function.__module__ != "__main__":
+            with contextlib.suppress(SpecError):  # it has a version, because it cannot be fingerprinted
+                found[name] = function_fingerprint(function, name=name)
+    return found

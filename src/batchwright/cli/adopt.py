@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    from batchwright.store.adopt_tokens import adopt
+    from batchwright.store.adopt import adopt
 
     eos: Any = arguments.eos
     if eos is not None and eos.isdecimal():

@@ -18,7 +18,9 @@ __all__ = ["Memory", "ScatteredRows", "gather", "rows_apart"]
 
 def _record(dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.dtype[Any]:
     """One element for each row, so that NumPy moves rows and not their items."""
-    return np.dtype((np.void, prod(shape) * dtype.itemsize)) if shape else dtype
+    if not shape:
+        return dtype
+    return np.dtype((np.void, prod(shape) * dtype.itemsize))
 
 
 class Memory:

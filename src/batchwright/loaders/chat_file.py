@@ -23,9 +23,8 @@ from batchwright.prepare.chat.formats import detect
 from batchwright.prepare.chat.spans import Encoded
 from batchwright.prepare.chat.step import Chat, Prepared
 from batchwright.prepare.documents import read_documents
-from batchwright.sources.faults import place
 from batchwright.sources.formats import Malformed
-from batchwright.sources.units import EndOfSpan
+from batchwright.sources.units import EndOfSpan, place
 from batchwright.store.layout import is_store
 
 __all__ = ["ChatFile"]

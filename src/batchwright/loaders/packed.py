@@ -108,7 +108,7 @@ def _read(path: Path, num_tokens: int, num_documents: int) -> RowIndex:
     """An index, memory-mapped from its file. Its numbers become addresses, so its hash must be right."""
     import pyarrow as pa
 
-    from batchwright.columns.arrays import records_of
+    from batchwright.columns.arrow import records_of
 
     with pa.memory_map(str(path)) as file:
         reader = pa.ipc.open_file(file)
@@ -130,7 +130,7 @@ def _keep(store: Path, key: str, index: RowIndex) -> None:
     """Write an index beside its store, or under $BATCHWRIGHT_HOME if the store is read-only."""
     import pyarrow as pa
 
-    from batchwright.columns.arrays import records_to_arrow
+    from batchwright.columns.arrow import records_to_arrow
     from batchwright.store.writer import write_arrow
 
     pieces = {name: getattr(index, name) for name in _COLUMNS}

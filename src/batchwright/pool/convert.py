@@ -344,7 +344,7 @@ def _table(columns: Columns) -> Any:
     """Arrays of more than one axis as lists of fixed size, inside each other: every reader of Arrow has those."""
     import pyarrow as pa
 
-    from batchwright.columns.arrays import numpy_to_arrow
+    from batchwright.columns.arrow import numpy_to_arrow
 
     return pa.table({name: numpy_to_arrow(values) for name, values in columns.items()})
 

@@ -22,7 +22,7 @@ Records = NDArray[np.void]
 class RecordLayout:
     """The place of each column in a record.
 
-    >>> from batchwright.columns.schema import Column
+    >>> from batchwright.columns.shard import Column
     >>> layout = RecordLayout({"board": Column(np.dtype("u1"), (2, 2)), "value": Column(np.dtype("f4"), ())})
     >>> layout.row_bytes
     8

@@ -7,9 +7,8 @@ from typing import Any
 
 from batchwright.base.errors import BatchwrightError
 from batchwright.prepare.text_column import BadText, TextColumn
-from batchwright.sources.faults import failure_of
 from batchwright.sources.formats import Format, Malformed
-from batchwright.sources.units import EndOfSpan, Unit, read_unit
+from batchwright.sources.units import EndOfSpan, Unit, failure_of, read_unit
 
 __all__ = ["read_documents"]
 
@@ -24,7 +23,7 @@ def read_documents(
 
     Without `text`, rows are unchanged and their text is "". Each span ends with (span, number of rows, EndOfSpan, {}).
     `columns` names the columns that are needed; None means all, for functions that get the row.
-    `batchwright.sources.faults` turns malformed rows into errors.
+    `batchwright.sources.units` turns malformed rows into errors.
     """
     from_memory = unit.rows is not None
     for span, row_number, row in _read(unit, formats, columns):

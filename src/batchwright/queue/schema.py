@@ -275,7 +275,7 @@ def _array(value: Any, name: str) -> NDArray[Any] | None:
 
 def _arrow_to_numpy(array: Any, name: str) -> NDArray[Any]:
     """[rows, ...] of Arrow's numbers, nested lists of one length, or tensors of a fixed shape."""
-    from batchwright.columns.fixed_shape import column_of, to_numpy  # only here: it imports Arrow
+    from batchwright.columns.arrow import column_of, to_numpy  # only here: it imports Arrow
 
     pa = sys.modules["pyarrow"]
     if isinstance(array, pa.ChunkedArray):

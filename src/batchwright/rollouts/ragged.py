@@ -215,7 +215,7 @@ def _joined_arrow(column: Any, kind: str) -> Ragged:
 
 
 def _of_chunk(chunk: Any, kind: str) -> Ragged:
-    from batchwright.columns.arrays import arrow_to_numpy, lists_of, numpy_dtype
+    from batchwright.columns.arrow import arrow_to_numpy, lists_of, numpy_dtype
 
     if len(getattr(chunk.type, "shape", ())) > 1:
         raise BadValue(0, f"it has {len(chunk.type.shape)} dimensions, not one")

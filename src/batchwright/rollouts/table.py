@@ -14,13 +14,11 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from batchwright.base.errors import SampleTypeError, SpecError
-from batchwright.columns.arrow_files import read_table
 from batchwright.prepare.documents import read_documents
-from batchwright.sources.faults import error_of
 from batchwright.sources.formats import Format, Malformed, format_for, known_extensions
 from batchwright.sources.listing import InputFile, list_files, looks_like_paths
 from batchwright.sources.memory import table_rows
-from batchwright.sources.units import EndOfSpan, cut_files
+from batchwright.sources.units import EndOfSpan, cut_files, error_of
 
 __all__ = ["RolloutTable", "table_of"]
 
@@ -182,6 +180,8 @@ def _parts_of(files: Sequence[InputFile], numbers: Sequence[Sequence[int]]) -> l
 def _of_arrow_files(files: Sequence[InputFile]) -> RolloutTable | None:
     """The files as one table, mapped and not copied; None if one is damaged: reading its rows finds the damage."""
     import pyarrow as pa
+
+    from batchwright.columns.arrow import read_table
 
     try:
         tables = [read_table(file.path, format_for(file.path).name) for file in files]

@@ -2,7 +2,6 @@
 
 from batchwright.sources import csv as csv
 from batchwright.sources import json as json
-from batchwright.sources import tables_on_disk as tables_on_disk
 from batchwright.sources import tar as tar
 from batchwright.sources.formats import Format, Malformed, format_for, known_formats, register_format
 from batchwright.sources.listing import InputFile, list_files, looks_like_paths

@@ -17,15 +17,7 @@ from typing import IO, Any
 from batchwright.base.errors import SourceError
 from batchwright.base.words import first_line
 
-__all__ = [
-    "COMPRESSED",
-    "DecompressionBomb",
-    "compression_of",
-    "compression_of_bytes",
-    "is_compressed",
-    "open_raw",
-    "uncompressed_name",
-]
+__all__ = ["COMPRESSED", "DecompressionBomb", "is_compressed", "open_raw", "uncompressed_name"]
 
 COMPRESSED = {".gz": "gzip", ".zst": "zstd", ".lz4": "lz4", ".bz2": "bz2", ".xz": "xz"}
 _SHORT = {".tgz": ".gz", ".tzst": ".zst", ".tlz4": ".lz4", ".tbz": ".bz2", ".tbz2": ".bz2", ".txz": ".xz"}
@@ -60,7 +52,9 @@ def uncompressed_name(name: str) -> str:
     """
     if Path(name).suffix.lower() in _SHORT:
         return str(Path(name).with_suffix(".tar"))
-    return str(Path(name).with_suffix("")) if compression_of(name) else name
+    if compression_of(name) is None:
+        return name
+    return str(Path(name).with_suffix(""))
 
 
 def compression_of_bytes(head: bytes) -> str | None:
@@ -140,13 +134,9 @@ class _Decompressed(io.RawIOBase):
         except self._errors as error:
             if isinstance(error, OSError) and error.errno is not None:  # of the disk, not of the archive
                 raise
-            raise SourceError(
-                f"this {self._kind} file is truncated or damaged",
-                file=self._path,
-                reason=first_line(error),
-                remedy="fetch or compress it again, or give it the extension of what it is; "
-                "or on_error='skip' to leave out what cannot be read",
-            ) from None
+            remedy = "fetch or compress it again, or give it the extension of what it is; or on_error='skip'"
+            what = f"this {self._kind} file is truncated or damaged"
+            raise SourceError(what, file=self._path, reason=first_line(error), remedy=remedy) from None
         view[: len(data)] = data
         self._given_bytes += len(data)
         if self._given_bytes > _FREE_BYTES:
@@ -200,7 +190,7 @@ class _Members:
     def _begin_member(self) -> bool:
         """Begin to decompress the next stream; False at the end of the file."""
         while data := self._next_bytes():
-            self._unused = data.lstrip(self._padding) if self._padding else data
+            self._unused = data.lstrip(self._padding)
             if self._unused:
                 self._member = self._begin()
                 return True

@@ -18,7 +18,16 @@ from io import BufferedReader
 
 from batchwright.base.errors import SpecError
 from batchwright.base.words import counted
-from batchwright.sources.formats import BOM, MAX_ROW_BYTES, Malformed, Row, encoding_fault, register_format, too_long
+from batchwright.sources.formats import (
+    BOM,
+    MAX_ROW_BYTES,
+    Malformed,
+    Row,
+    bad_byte,
+    encoding_fault,
+    register_format,
+    too_long,
+)
 
 __all__: list[str] = []
 
@@ -59,28 +68,25 @@ register_format("tsv", extensions=(".tsv", ".tab"), version="1")(functools.parti
 
 
 def _check_options(delimiter: str, quotechar: str | None, header: Sequence[str] | None) -> None:
-    for name, value, remedy in (
-        ("delimiter", delimiter, 'options={"delimiter": ";"}'),
-        ("quotechar", quotechar, 'options={"quotechar": "\'"}, or None'),
-    ):
-        is_none = value is None and name == "quotechar"
-        if not is_none and not (isinstance(value, str) and re.fullmatch(r"[^\r\n\0]", value)):
-            raise SpecError(f"{name}={value!r} is not one character", parameter="options", remedy=remedy)
+    _check_character("delimiter", delimiter, 'options={"delimiter": ";"}')
+    if quotechar is not None:
+        _check_character("quotechar", quotechar, 'options={"quotechar": "\'"}, or None')
     if delimiter == quotechar:
-        raise SpecError(
-            f"delimiter and quotechar are both {delimiter!r}", parameter="options", remedy="two different characters"
-        )
+        what = f"delimiter and quotechar are both {delimiter!r}"
+        raise SpecError(what, parameter="options", remedy="two different characters")
     if header is None:
         return
     if isinstance(header, str) or not header or not all(isinstance(name, str) and name for name in header):
-        raise SpecError(
-            f"header={header!r} is not a list of names",
-            parameter="options",
-            remedy='options={"header": ["id", "text"]}, for files without a header row',
-        )
+        remedy = 'options={"header": ["id", "text"]}, for files without a header row'
+        raise SpecError(f"header={header!r} is not a list of names", parameter="options", remedy=remedy)
     if len(set(header)) < len(header):
         twice = max(header, key=list(header).count)
         raise SpecError(f"header names {twice!r} twice", parameter="options", remedy="a name for each column")
+
+
+def _check_character(name: str, value: str, remedy: str) -> None:
+    if not (isinstance(value, str) and re.fullmatch(r"[^\r\n\0]", value)):
+        raise SpecError(f"{name}={value!r} is not one character", parameter="options", remedy=remedy)
 
 
 def _names_in_header(
@@ -113,13 +119,8 @@ def _delimiter_fault(names: list[str], columns: Sequence[str] | None, delimiter:
     other = _other_delimiter(names[0], delimiter)
     if len(names) > 1 or is_wanted or other is None:
         return None
-    return Malformed(
-        "wrong delimiter",
-        f"the header is one column, {names[0]!r}, if {delimiter!r} is the delimiter",
-        rest=True,
-        rows=0,
-        remedy=_try_delimiter(other),
-    )
+    reason = f"the header is one column, {names[0]!r}, if {delimiter!r} is the delimiter"
+    return Malformed("wrong delimiter", reason, rest=True, rows=0, remedy=_try_delimiter(other))
 
 
 def _other_delimiter(text: str, delimiter: str) -> str | None:
@@ -149,10 +150,6 @@ def _ragged(record: list[str], num_columns: int, line: int, delimiter: str) -> M
 
 class _TooLong(Exception):
     """A record beyond the limit."""
-
-
-class _NulByte(Exception):
-    """A line with a NUL byte."""
 
 
 class _Lines:
@@ -185,7 +182,7 @@ class _Lines:
         if self.raw_bytes > self.max_row_bytes + len(line) - len(line.rstrip(b"\r\n")):
             raise _TooLong
         if b"\0" in line:
-            raise _NulByte
+            raise csv.Error("a NUL byte")
         return line.decode("utf-8")
 
     def skip_record(self) -> bool:
@@ -202,7 +199,9 @@ class _Lines:
         return True
 
     def _num_quotes(self, line: bytes) -> int:
-        return line.count(self.quotechar.encode()) if self.quotechar else 0
+        if not self.quotechar:
+            return 0
+        return line.count(self.quotechar.encode())
 
 
 def _records(lines: _Lines) -> Iterator[tuple[int, list[str] | Malformed]]:
@@ -222,7 +221,7 @@ def _records(lines: _Lines) -> Iterator[tuple[int, list[str] | Malformed]]:
             record = next(reader)
         except StopIteration:
             return
-        except (csv.Error, _TooLong, _NulByte, UnicodeDecodeError) as error:
+        except (csv.Error, _TooLong, UnicodeDecodeError) as error:
             fault = _fault(error, lines, first)
             if not lines.skip_record():
                 yield first, _unclosed(lines, first)
@@ -234,26 +233,22 @@ def _records(lines: _Lines) -> Iterator[tuple[int, list[str] | Malformed]]:
 
 
 def _fault(error: Exception, lines: _Lines, first: int) -> Malformed:
-    at = f"line {lines.line:,}"
-    since = f" (the row begins in line {first:,})" if first != lines.line else ""
     if isinstance(error, _TooLong):
         return too_long(lines.max_row_bytes, where=f"the row that begins in line {first:,} has ")
-    if isinstance(error, _NulByte):
-        return Malformed("malformed row", f"{at}: a NUL byte{since}")
+    kind, what = "malformed row", str(error)
     if isinstance(error, UnicodeDecodeError):
-        return Malformed("not UTF-8", f"{at}: byte 0x{error.object[error.start]:02x} at {error.start:,}{since}")
-    what = str(error)
-    if "new-line character" in what:  # its advice is for those who open files themselves
-        return Malformed("malformed row", f"{at}: a carriage return that does not end a line{since}")
-    return Malformed("malformed row", f"{at}: {what}{since}")
+        kind, what = "not UTF-8", bad_byte(error)
+    elif "new-line character" in what:  # its advice is for those who open files themselves
+        what = "a carriage return that does not end a line"
+    since = f" (the row begins in line {first:,})" * (first != lines.line)
+    return Malformed(kind, f"line {lines.line:,}: {what}{since}")
 
 
 def _unclosed(lines: _Lines, first: int) -> Malformed:
     raw = b"".join(lines.raw).decode("utf-8", errors="replace")
     line = first + _line_of_open_quote(raw, lines.delimiter, lines.quotechar or '"')
-    return Malformed(
-        "unclosed quote", f"a quote opens in line {line:,}, and the rest of the file is inside it", rest=True
-    )
+    reason = f"a quote opens in line {line:,}, and the rest of the file is inside it"
+    return Malformed("unclosed quote", reason, rest=True)
 
 
 def _line_of_open_quote(raw: str, delimiter: str, quotechar: str) -> int:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import inspect
 import json
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from io import BufferedReader
 from pathlib import Path
@@ -29,20 +29,7 @@ from batchwright.base.plugins import Registry
 from batchwright.base.words import suggest
 from batchwright.sources.compression import COMPRESSED, uncompressed_name
 
-__all__ = [
-    "BOM",
-    "MAX_ROW_BYTES",
-    "Format",
-    "Malformed",
-    "Row",
-    "encoding_fault",
-    "format_for",
-    "known_extensions",
-    "known_formats",
-    "parse_json",
-    "register_format",
-    "too_long",
-]
+__all__ = ["Format", "Malformed", "format_for", "known_extensions", "known_formats", "register_format"]
 
 Row = dict[str, Any]
 MAX_ROW_BYTES = 128 << 20
@@ -113,13 +100,10 @@ class Format:
             known.add(_LIMIT)
         for name in options:
             if name not in known:
-                near = suggest(name, known)
-                raise SpecError(
-                    f"format {self.name!r} has no option {name!r}",
-                    parameter="options",
-                    known=", ".join(sorted(known)) or "none",
-                    remedy=f"{near!r}" if near else "leave it out",
-                )
+                what, near = f"format {self.name!r} has no option {name!r}", suggest(name, known)
+                remedy = "leave it out" if near is None else repr(near)
+                there = ", ".join(sorted(known)) or "none"
+                raise SpecError(what, parameter="options", known=there, remedy=remedy)
         if _LIMIT in options:
             at_least(1, **{_LIMIT: options[_LIMIT]})
         return replace(self, options=dict(options))
@@ -138,7 +122,8 @@ class Format:
     @property
     def read_options(self) -> dict[str, Any]:
         """The options that `read` itself is given."""
-        return {name: value for name, value in self.options.items() if not (self.by_line and name == _LIMIT)}
+        left_out = _LIMIT if self.by_line else None
+        return {name: value for name, value in self.options.items() if name != left_out}
 
 
 _LIMIT = "max_row_bytes"
@@ -174,8 +159,9 @@ def register_format(
     it use things that cannot be compared. It travels to workers by value, so a script can define its own.
     """
 
-    listed = [extensions] if isinstance(extensions, str) else extensions
-    lowered = tuple(extension.lower() for extension in listed)
+    if isinstance(extensions, str):
+        extensions = (extensions,)
+    lowered = tuple(extension.lower() for extension in extensions)
 
     def register(function: F) -> F:
         _formats.add(name, Format(name, lowered, by_line, function, version, by_file, package=_formats.loading))
@@ -200,13 +186,9 @@ def format_for(path: str, named: str | None = None) -> Format:
     if not names:
         raise _unknown_extension(path, suffix)
     if len(names) > 1:
-        raise SourceError(
-            f"several installed packages offer a format for the extension {suffix!r}",
-            file=path,
-            parameter="format",
-            known=", ".join(names),
-            remedy=f"add_ingredient(..., format={names[0]!r})",
-        )
+        what = f"several installed packages offer a format for the extension {suffix!r}"
+        remedy = f"add_ingredient(..., format={names[0]!r})"
+        raise SourceError(what, file=path, parameter="format", known=", ".join(names), remedy=remedy)
     return _formats.get(names[0])
 
 
@@ -246,6 +228,11 @@ def too_long(max_row_bytes: int, what: str = "row", where: str = "", *, rest: bo
     return Malformed(f"{what} too long", f"{where}over {max_row_bytes:,} bytes", rest=rest, remedy=more)
 
 
+def bad_byte(error: UnicodeDecodeError, offset: int = 0) -> str:
+    """The value and place of a byte that is not UTF-8, in text from a byte `offset` on."""
+    return f"byte 0x{error.object[error.start]:02x} at {offset + error.start:,}"
+
+
 def encoding_fault(head: bytes) -> Malformed | None:
     """The fault of a text file whose first bytes show UTF-16 or UTF-32: it would have nothing but bad rows.
 
@@ -254,35 +241,26 @@ def encoding_fault(head: bytes) -> Malformed | None:
     >>> encoding_fault(b"text") is None
     True
     """
-    for mark, name in _MARKS.items():
-        if head.startswith(mark):
-            return _other_encoding(name, name.split(",")[0])  # iconv finds the byte order by the mark
-    # Without a mark: by the places of NUL bytes in the first characters of text in Latin letters.
     nul = "".join("0x"[byte != 0] for byte in head[:8])
-    for pattern, name in _NUL_PATTERNS.items():
-        if len(nul) >= 4 and (pattern * 2).startswith(nul):
-            return _other_encoding(name, name.split(",")[0] + ("LE" if "little" in name else "BE"))
+    for name, order, suffix, mark, nul_bytes in _OTHER_ENCODINGS:
+        if head.startswith(mark):
+            codec = name  # iconv finds the byte order by the mark
+        elif len(nul) >= 4 and (nul_bytes * 2).startswith(nul):
+            codec = name + suffix
+        else:
+            continue
+        remedy = f"iconv -f {codec} -t UTF-8 FILE > NEW_FILE"
+        return Malformed("not UTF-8", f"this file is {name}, {order}-endian", rest=True, remedy=remedy)
     return None
 
 
-_MARKS = {  # the longer ones first: UTF-32's begins with UTF-16's
-    b"\xff\xfe\0\0": "UTF-32, little-endian",
-    b"\0\0\xfe\xff": "UTF-32, big-endian",
-    b"\xff\xfe": "UTF-16, little-endian",
-    b"\xfe\xff": "UTF-16, big-endian",
-}
-_NUL_PATTERNS = {
-    "x000": "UTF-32, little-endian",
-    "000x": "UTF-32, big-endian",
-    "x0x0": "UTF-16, little-endian",
-    "0x0x": "UTF-16, big-endian",
-}
-
-
-def _other_encoding(name: str, iconv_name: str) -> Malformed:
-    remedy = f"iconv -f {iconv_name} -t UTF-8 FILE > NEW_FILE"
-    return Malformed("not UTF-8", f"this file is {name}", rest=True, remedy=remedy)
-
+_OTHER_ENCODINGS = (  # UTF-32 first: its mark begins with UTF-16's
+    ("UTF-32", "little", "LE", b"\xff\xfe\0\0", "x000"),
+    ("UTF-32", "big", "BE", b"\0\0\xfe\xff", "000x"),
+    ("UTF-16", "little", "LE", b"\xff\xfe", "x0x0"),
+    ("UTF-16", "big", "BE", b"\xfe\xff", "0x0x"),
+)
+"""Name, byte order, its name in iconv, mark, and the NUL bytes in text without a mark, in Latin letters."""
 
 _decode = msgspec.json.Decoder().decode
 _encode = msgspec.json.Encoder().encode
@@ -368,3 +346,24 @@ def _read_text(stream: BufferedReader, *, max_row_bytes: int = MAX_ROW_BYTES) ->
 
 
 _PIECE_BYTES = 1 << 20
+
+
+# Formats of files. The first such file imports pyarrow, which takes long.
+
+
+@register_format("arrow", extensions=(".arrow", ".feather", ".ipc"), by_file=True, version="1")
+def _read_arrow(
+    path: Path, *, columns: Sequence[str] | None = None, start: int = 0, stop: int | None = None
+) -> Iterator[Row | Malformed]:
+    from batchwright.sources.arrow import read_arrow
+
+    return read_arrow(path, columns=columns, start=start, stop=stop)
+
+
+@register_format("parquet", extensions=(".parquet", ".pq"), by_file=True, version="1")
+def _read_parquet(
+    path: Path, *, columns: Sequence[str] | None = None, start: int = 0, stop: int | None = None
+) -> Iterator[Row | Malformed]:
+    from batchwright.sources.arrow import read_parquet
+
+    return read_parquet(path, columns=columns, start=start, stop=stop)

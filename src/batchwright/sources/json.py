@@ -17,6 +17,7 @@ from batchwright.sources.formats import (
     MAX_ROW_BYTES,
     Malformed,
     Row,
+    bad_byte,
     encoding_fault,
     parse_json,
     register_format,
@@ -44,7 +45,7 @@ def _read_json(
         for place, value in _objects(text):
             yield _row_of(place, value, max_row_bytes, unique_keys)
     except UnicodeDecodeError as error:
-        yield Malformed("not UTF-8", f"byte 0x{error.object[error.start]:02x} at {text.byte_of(error):,}", rest=True)
+        yield Malformed("not UTF-8", bad_byte(error, text.bytes_read - len(error.object)), rest=True)
     except _TooLong:
         yield too_long(max_row_bytes, where=f"{text.place()}: ", rest=True)
 
@@ -72,7 +73,9 @@ def _row_of(place: str, text: str, max_row_bytes: int, unique_keys: bool) -> Row
         row = parse_json(value, unique_keys=unique_keys)
     except ValueError as error:
         return Malformed("malformed row", f"{place}: {error}")
-    return replace(row, reason=f"{place}: {row.reason}") if isinstance(row, Malformed) else row
+    if isinstance(row, Malformed):
+        return replace(row, reason=f"{place}: {row.reason}")
+    return row
 
 
 class _TooLong(Exception):
@@ -86,11 +89,11 @@ class _Text:
         self._stream, self._max_row_bytes = stream, max_row_bytes
         self._decoder = codecs.getincrementaldecoder("utf-8")()
         self._scan = json.JSONDecoder().raw_decode
-        self._kept, self._at, self._bytes_read, self._is_whole = "", 0, 0, False
+        self._kept, self._at, self.bytes_read, self._is_whole = "", 0, 0, False
         self._line, self._counted = 1, 0
         """The line that the character at `_counted` is in."""
         if stream.peek(3).startswith(BOM):
-            self._bytes_read = len(stream.read(3))
+            self.bytes_read = len(stream.read(3))
 
     def take(self, character: str) -> bool:
         """Whether this comes next, after space; and pass over it."""
@@ -131,7 +134,9 @@ class _Text:
         may_go_on = error.msg.startswith("Unterminated string") or error.pos >= len(self._kept) - _UNSURE
         if may_go_on and self._read_more():
             return
-        what = "the file ends inside it" if may_go_on and self._is_whole else error.msg
+        what = error.msg
+        if may_go_on and self._is_whole:
+            what = "the file ends inside it"
         self._at = error.pos
         raise ValueError(f"{self.place()}: {what}") from None
 
@@ -141,17 +146,13 @@ class _Text:
         self._counted = self._at
         return f"line {self._line:,}"
 
-    def byte_of(self, error: UnicodeDecodeError) -> int:
-        """The offset of a bad byte in the file."""
-        return self._bytes_read - len(error.object) + error.start
-
     def _read_more(self) -> bool:
         """Keep the unread text, and read as much again."""
         num_kept = len(self._kept) - self._at
         if num_kept > self._max_row_bytes:
             raise _TooLong
         data = self._stream.read(min(max(_PIECE_BYTES, num_kept), self._max_row_bytes + 1 - num_kept))
-        self._bytes_read += len(data)
+        self.bytes_read += len(data)
         self.place()
         self._counted = 0
         self._kept, self._at = self._kept[self._at :] + self._decoder.decode(data, final=not data), 0

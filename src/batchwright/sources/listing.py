@@ -16,7 +16,7 @@ import msgspec
 from batchwright.base.checks import local_path
 from batchwright.base.errors import SourceError
 
-__all__ = ["InputFile", "list_files", "looks_like_paths"]
+__all__ = ["InputFile", "check_name", "list_files", "looks_like_paths"]
 
 T = TypeVar("T")
 
@@ -41,9 +41,10 @@ def list_files(source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
     A folder means all files below it, links followed; hidden ones and stores are left out. A file that is named, or
     that a glob with a leading dot matches, may be hidden.
     """
-    parts = [source] if isinstance(source, str | os.PathLike) else list(source)
+    if isinstance(source, str | os.PathLike):
+        source = [source]
     by_place: dict[str, tuple[bytes, str]] = {}
-    for part in parts:
+    for part in source:
         for path, rank in _expand(part):
             by_place.setdefault(os.path.abspath(path), (rank, path))
     ordered = [(place, path) for place, (_, path) in sorted(by_place.items(), key=lambda item: item[1])]
@@ -51,20 +52,23 @@ def list_files(source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
     return [_input_file(path, os.path.relpath(place, base)) for place, path in ordered]
 
 
-def _input_file(path: str, name: str) -> InputFile:
+def check_name(path: str) -> None:
+    """Refuse a file whose name a store cannot keep."""
     try:
         path.encode("utf-8")
     except UnicodeEncodeError:
-        raise SourceError(
-            "the name of this file is not UTF-8", file=ascii(path), remedy="rename it: a store keeps file names as text"
-        ) from None
+        what, remedy = "the name of this file is not UTF-8", "rename it: a store keeps file names as text"
+        raise SourceError(what, file=ascii(path), remedy=remedy) from None
+
+
+def _input_file(path: str, name: str) -> InputFile:
+    check_name(path)
     try:
         status = os.stat(path)
     except OSError as error:
         what = "this link leads nowhere" if os.path.islink(path) else "this file cannot be read"
-        raise SourceError(
-            what, file=path, reason=os.strerror(error.errno or 0), remedy="mend it, or leave it out of the source"
-        ) from None
+        reason, remedy = os.strerror(error.errno or 0), "mend it, or leave it out of the source"
+        raise SourceError(what, file=path, reason=reason, remedy=remedy) from None
     return InputFile(path, name, status.st_size, status.st_mtime_ns)
 
 
@@ -86,11 +90,10 @@ def looks_like_paths(parts: Sequence[object], extensions: Sequence[str]) -> bool
         return False
     by_existence = {_exists(name): name for name in unclear}
     if len(by_existence) == 2:
-        raise SourceError(
-            f"is this a list of files or of texts? {by_existence[True]!r} exists, {by_existence[False]!r} does not",
-            parameter="source",
-            remedy="pathlib.Path objects for files, {'text': ...} for texts",
-        )
+        there, gone = by_existence[True], by_existence[False]
+        what = f"is this a list of files or of texts? {there!r} exists, {gone!r} does not"
+        remedy = "pathlib.Path objects for files, {'text': ...} for texts"
+        raise SourceError(what, parameter="source", remedy=remedy)
     return False not in by_existence
 
 
@@ -113,9 +116,8 @@ def _expand(path: str | os.PathLike[str]) -> list[_Ranked]:
         return [_by_name(expanded)]
     if os.path.isdir(expanded):
         if _is_store(expanded):
-            raise SourceError(
-                f"{path} is a store, not raw files", file=path, remedy="open it with a loader, or name the raw files"
-            )
+            remedy = "open it with a loader, or name the raw files"
+            raise SourceError(f"{path} is a store, not raw files", file=path, remedy=remedy)
         found = list(_walk(expanded, set()))
         nothing = "this folder is empty"
     elif glob.has_magic(expanded):
@@ -125,9 +127,8 @@ def _expand(path: str | os.PathLike[str]) -> list[_Ranked]:
         found = []
         nothing = "this is no regular file" if os.path.exists(expanded) else "this file does not exist"
     if not found:
-        raise SourceError(
-            f"no input: {nothing}", file=path, remedy="a file, a folder, or a glob such as 'data/**/*.jsonl'"
-        )
+        remedy = "a file, a folder, or a glob such as 'data/**/*.jsonl'"
+        raise SourceError(f"no input: {nothing}", file=path, remedy=remedy)
     return found
 
 
@@ -147,9 +148,8 @@ def _walk(folder: str, above: set[str]) -> Iterator[_Ranked]:
     try:
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
     except OSError as error:
-        raise SourceError(
-            "this folder cannot be read", file=folder, reason=error.strerror, remedy="mend it, or leave it out"
-        ) from None
+        remedy = "mend it, or leave it out"
+        raise SourceError("this folder cannot be read", file=folder, reason=error.strerror, remedy=remedy) from None
     for entry in entries:
         if entry.name.startswith("."):
             continue
@@ -194,19 +194,16 @@ def _dataset_files(folder: str) -> list[_Ranked] | None:
         return None
     state = _read_json(folder, "state.json", _DatasetState)
     if state.indices_data_files or state.indices_files:
-        raise SourceError(
-            "this dataset keeps the order of its rows in a file of its own",
-            file=folder,
-            remedy="dataset.flatten_indices().save_to_disk(...)",
-        )
+        what = "this dataset keeps the order of its rows in a file of its own"
+        raise SourceError(what, file=folder, remedy="dataset.flatten_indices().save_to_disk(...)")
     found: list[_Ranked] = []
     for number, file in enumerate(state.data_files):
         if os.path.basename(file.filename) != file.filename:
-            raise SourceError(
+            what, state_file = (
                 f"this dataset lists a file that is not its own: {file.filename!r}",
-                file=os.path.join(folder, "state.json"),
-                remedy="save the dataset again",
+                f"{folder}/state.json",
             )
+            raise SourceError(what, file=state_file, remedy="save the dataset again")
         found.append((os.path.join(folder, file.filename), os.fsencode(os.path.join(folder, "")) + b"%08d" % number))
     return found
 
@@ -217,9 +214,8 @@ def _read_json(folder: str, name: str, kind: type[T]) -> T:
         with open(path, "rb") as file:
             return msgspec.json.decode(file.read(), type=kind)
     except (OSError, msgspec.DecodeError) as error:
-        raise SourceError(
-            "this dataset cannot be read", file=path, reason=str(error), remedy="save the dataset again"
-        ) from None
+        remedy = "save the dataset again"
+        raise SourceError("this dataset cannot be read", file=path, reason=str(error), remedy=remedy) from None
 
 
 def _is_store(folder: str) -> bool:

@@ -6,6 +6,7 @@ pyarrow is imported with the first table, which takes long.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any
@@ -32,7 +33,9 @@ def table_rows(source: Any) -> TableRows | None:
         raise SpecError("a LazyFrame is not a source: it has no rows yet", parameter="source", remedy="frame.collect()")
     if kind.__module__.partition(".")[0] == "datasets":
         return _rows_of_dataset(source)
-    return TableRows(_checked(_as_table(source))) if _is_table(source) else None
+    if _is_table(source):
+        return TableRows(_checked(_as_table(source)))
+    return None
 
 
 def _is_table(source: Any) -> bool:
@@ -45,13 +48,9 @@ def _is_table(source: Any) -> bool:
 
 def _rows_of_dataset(source: Any) -> TableRows | None:
     if isinstance(source, dict):
-        splits = list(source)
-        raise SpecError(
-            f"this is {len(splits)} splits, not one table",
-            parameter="source",
-            splits=", ".join(map(repr, splits)),
-            remedy=f"dataset[{splits[0] if splits else 'train'!r}], or one ingredient for each",
-        )
+        what, splits = f"this is {len(source)} splits, not one table", ", ".join(map(repr, source))
+        remedy = f"dataset[{next(iter(source), 'train')!r}], or one ingredient for each"
+        raise SpecError(what, parameter="source", splits=splits, remedy=remedy)
     if not hasattr(source, "_indices"):  # an IterableDataset: rows like those of any iterable
         return None
     table = _checked(source.data.table)
@@ -64,46 +63,30 @@ def _as_table(source: Any) -> Any:
     import pyarrow as pa
 
     try:
-        return source.read_all() if isinstance(source, pa.RecordBatchReader) else pa.table(source)
+        if isinstance(source, pa.RecordBatchReader):
+            return source.read_all()
+        return pa.table(source)
     except (pa.ArrowException, TypeError, ValueError) as error:
-        name = _mixed_column(source)
-        if name is not None:
-            raise SourceError(
-                f"mixed types in column {name!r}: {first_line(error)}",
-                file="<memory>",
-                column=name,
-                remedy=f"frame[{name!r}] = frame[{name!r}].astype(str), or leave such rows out",
-            ) from None
+        what = first_line(error.args[0] if error.args else error)
+        mixed = re.search(r"Conversion failed for column (.*) with type", str(error.args[1:]))
+        if mixed is not None:
+            name = mixed[1]
+            remedy = f"frame[{name!r}] = frame[{name!r}].astype(str), or leave such rows out"
+            what = f"mixed types in column {name!r}: {what}"
+            raise SourceError(what, file="<memory>", column=name, remedy=remedy) from None
         raise SpecError(
-            f"a {type(source).__name__} cannot be read as a table: {first_line(error)}",
+            f"a {type(source).__name__} cannot be read as a table: {what}",
             parameter="source",
             remedy="a pyarrow Table, a polars or pandas DataFrame, or rows as dicts",
         ) from None
-
-
-def _mixed_column(source: Any) -> Any:
-    """The column of a pandas frame that Arrow has no type for."""
-    import pyarrow as pa
-
-    for name in getattr(source, "columns", ()):
-        try:
-            column = source[name]
-        except (TypeError, ValueError, KeyError):  # not a frame
-            return None
-        try:
-            pa.array(column, from_pandas=True)
-        except (pa.ArrowException, TypeError, ValueError):
-            return name
-    return None
 
 
 def _checked(table: Any) -> Any:
     names = table.column_names
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise SpecError(
-            f"two columns have one name: {', '.join(map(repr, twice))}", parameter="source", remedy="rename one of them"
-        )
+        what = f"two columns have one name: {', '.join(map(repr, twice))}"
+        raise SpecError(what, parameter="source", remedy="rename one of them")
     if not table.num_rows:
         raise SpecError("this source is a table without rows", parameter="source", remedy="a table with rows")
     return table
@@ -120,7 +103,9 @@ class TableRows:
         self._table, self._indices = table, indices
 
     def __len__(self) -> int:
-        return int(self._table.num_rows) if self._indices is None else len(self._indices)
+        if self._indices is None:
+            return int(self._table.num_rows)
+        return len(self._indices)
 
     @property
     def fingerprint(self) -> str:
@@ -142,48 +127,47 @@ class TableRows:
     def _part(self, begin: int, end: int) -> TableRows:
         """The rows of some pieces."""
         first, last = begin * _PIECE_ROWS, min(end * _PIECE_ROWS, len(self))
-        if self._indices is not None:
-            part = TableRows(self._table, self._indices[first:last])
-        else:
+        if self._indices is None:
             part = TableRows(self._rows(first, last))
+        else:
+            part = TableRows(self._table, self._indices[first:last])
         part.__dict__["_hashed_pieces"] = self._hashed_pieces[begin:end]
         return part
 
     def read(self, columns: Sequence[str] | None) -> Iterator[Row | Malformed]:
         """Rows as dicts, made a piece at a time."""
-        from batchwright.sources.arrow_rows import count_only, needed_names, rows_of
+        from batchwright.sources.arrow import count_only, only_needed, rows_of
 
         if count_only(columns):
             yield from ({} for _ in range(len(self)))
             return
-        names = self._table.column_names
-        needed = needed_names(names, columns)
-        table = self._table
-        if needed is not None:
-            table = table.select([name for name in names if name in needed])
-        for piece in TableRows(table, self._indices)._pieces():
+        for piece in TableRows(only_needed(self._table, columns), self._indices)._pieces():
             for batch in piece.to_batches():
                 yield from rows_of(batch)
 
     def table(self, numbers: Any = None) -> Any:
         """The rows as an Arrow table. With `numbers`, only the rows with these numbers, in their order."""
+        if numbers is not None:
+            return self._take(numbers)
+        if self._indices is not None:
+            return self._take(slice(None))
+        return self._table
+
+    def _take(self, numbers: Any) -> Any:
         from batchwright.sources.plain_arrow import take_rows
 
-        chosen = self._indices
-        if numbers is not None:
-            chosen = numbers if chosen is None else chosen[numbers]
-        if chosen is None:
-            return self._table
-        if not len(chosen):
+        if self._indices is not None:
+            numbers = self._indices[numbers]
+        if not len(numbers):
             return self._table.slice(0, 0)
-        return take_rows(self._table.schema, self._batches, np.asarray(chosen, np.int64))
+        return take_rows(self._table.schema, self._batches, np.asarray(numbers, np.int64))
 
     def _rows(self, first: int, last: int) -> Any:
-        from batchwright.sources.plain_arrow import slice_rows, take_rows
+        from batchwright.sources.plain_arrow import slice_rows
 
         if self._indices is None:
             return slice_rows(self._table.schema, self._batches, first, last)
-        return take_rows(self._table.schema, self._batches, self._indices[first:last])
+        return self._take(slice(first, last))
 
     def _pieces(self) -> Iterator[Any]:
         """The rows as small tables."""

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from batchwright.sources.formats import MAX_ROW_BYTES, Malformed, Row, register_format, too_long
+from batchwright.sources.formats import MAX_ROW_BYTES, Malformed, Row, bad_byte, register_format, too_long
 
 __all__: list[str] = []
 
@@ -49,9 +49,8 @@ def _read_tar(
             _expect_nothing(archive.fileobj)
     except (tarfile.TarError, _Damaged) as error:
         # The row in progress may lack members that came later.
-        at = f" in the row with key {sample.key!r}" if sample is not None else ""
-        reason = f"this tar file is truncated or damaged{at} ({error})"
-        yield Malformed("damaged archive", reason, rest=True)
+        at = "" if sample is None else f" in the row with key {sample.key!r}"
+        yield Malformed("damaged archive", f"this tar file is truncated or damaged{at} ({error})", rest=True)
 
 
 class _Damaged(Exception):
@@ -91,7 +90,9 @@ def _key_of(member: tarfile.TarInfo) -> tuple[str | None, str, Malformed | None]
         return None, "", None  # a folder, a hidden file, or a note of the archive's own
     if fault is None and not dot:
         fault = f"member {path!r} has no extension, which would be its column"
-    return key, column.lower(), Malformed("malformed row", fault) if fault else None
+    if fault is None:
+        return key, column.lower(), None
+    return key, column.lower(), Malformed("malformed row", fault)
 
 
 def _fault_of(member: tarfile.TarInfo) -> str | None:
@@ -142,8 +143,7 @@ class _Sample:
         try:
             self._row[column] = _value(file.read(), column)
         except UnicodeDecodeError as error:
-            place = f"byte 0x{error.object[error.start]:02x} at {error.start:,}"
-            self._fault = Malformed("not UTF-8", f"member {member.name!r}: {place}")
+            self._fault = Malformed("not UTF-8", f"member {member.name!r}: {bad_byte(error)}")
         except (msgspec.DecodeError, RecursionError) as error:
             self._fault = Malformed("malformed row", f"member {member.name!r}: {error}")
 

@@ -1,7 +1,7 @@
 """Files of token ids from other tools: their format, the type and place of the ids, and the ends of documents.
 
-The ids themselves are not read here. Every number of a header or index is compared with the size of its file before
-anything is allocated by it. An index takes eight bytes of memory for each document.
+Every number of a header or index is compared with the size of its file before anything is allocated by it. An index
+takes eight bytes of memory for each document. `TokenScan` then reads the ids once, in order.
 """
 
 from __future__ import annotations
@@ -11,19 +11,21 @@ import glob
 import math
 import os
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, BinaryIO, NoReturn
 
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
 from batchwright.base.checks import local_path, one_of
 from batchwright.base.errors import SourceError, SpecError
 from batchwright.base.words import first_line
-from batchwright.columns.npy import read_npy_header
+from batchwright.columns.flat import read_npy_header
+from batchwright.sources.listing import check_name
 
-__all__ = ["FORMATS", "TokenFile", "list_token_files", "open_token_file", "token_dtype"]
+__all__ = ["FORMATS", "Range", "TokenFile", "TokenScan", "list_token_files", "open_token_file", "token_dtype"]
 
 FORMATS = ("bin", "npy", "megatron", "datatrove")
 _DTYPES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64")
@@ -54,9 +56,7 @@ class TokenFile:
 # The files of a source
 
 
-def list_token_files(
-    paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
-) -> list[str]:
+def list_token_files(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[str]:
     """Absolute paths of the files that hold tokens, each once, in the order of their path bytes.
 
     A folder stands for the token files in it (not below it), a glob for its matches. Either of Megatron's two files, or
@@ -126,10 +126,7 @@ def token_dtype(asked: Any) -> np.dtype[Any]:
 def open_token_file(path: str, *, dtype: np.dtype[Any], format: str | None = None) -> TokenFile:
     """A file as its header and index describe it. `dtype` is for files of raw ids, which do not say."""
     kind = _format_of(path) if format is None else one_of(FORMATS, format=format)
-    try:
-        path.encode("utf-8")
-    except UnicodeEncodeError:
-        _refuse("the name of this file is not UTF-8", ascii(path), "rename it: a store keeps file names as text")
+    check_name(path)
     try:
         found = _READERS[kind](path, dtype)
     except OSError as error:
@@ -144,7 +141,9 @@ def _format_of(path: str) -> str:
     kind = {".npy": "npy", ".ds": "datatrove", ".bin": "bin"}.get(os.path.splitext(path)[1])
     if kind is None:
         _refuse("this is not a format of tokens that is known by its extension", path, f"{_REMEDY}; or format='bin'")
-    return "megatron" if kind == "bin" and os.path.isfile(f"{path[:-4]}.idx") else kind
+    if kind == "bin" and os.path.isfile(f"{path[:-4]}.idx"):
+        return "megatron"
+    return kind
 
 
 def _refuse(what: str, path: str, remedy: str, **where: object) -> NoReturn:
@@ -171,7 +170,9 @@ def _open_bin(path: str, dtype: np.dtype[Any]) -> TokenFile:
     size = os.path.getsize(path)
     with open(path, "rb") as file:
         head = file.read(_HEADER_BYTES)
-    magic, version, count = struct.unpack("<3i", head[:12]) if len(head) == _HEADER_BYTES else (0, 0, 0)
+    magic = version = count = 0
+    if len(head) == _HEADER_BYTES:
+        magic, version, count = struct.unpack("<3i", head[:12])
     if magic == _EVAL_MAGIC:
         _refuse("this is an evaluation file of llm.c, not a stream of tokens", path, "its train and val files")
     if magic not in _HEADERS:
@@ -258,7 +259,7 @@ _AGAIN = "copy or write both files again: they are not of one run"
 _MEGATRON_MAGIC = b"MMIDIDX\x00\x00"
 _MEGATRON_HEADER = struct.Struct("<9sQBQQ")
 _MEGATRON_DTYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}
-_MEGATRON_FLOATS = {6: "float64", 7: "float32"}
+_MEGATRON_FLOATS = {6: "ids of float64", 7: "ids of float32"}
 
 
 def _open_megatron(path: str, dtype: np.dtype[Any]) -> TokenFile:
@@ -304,7 +305,7 @@ def _megatron_header(index: str) -> tuple[np.dtype[Any], int, int]:
     if version != 1:
         _refuse(f"this Megatron index has version {version}; version 1 is known", index, "write it with megatron-core")
     if code not in _MEGATRON_DTYPES:
-        what = f"ids of {_MEGATRON_FLOATS[code]}" if code in _MEGATRON_FLOATS else f"the unknown type code {code}"
+        what = _MEGATRON_FLOATS.get(code, f"the unknown type code {code}")
         _refuse(f"this Megatron index says {what}", index, "ids as whole numbers")
     expected = _MEGATRON_HEADER.size + 12 * sequences + 8 * entries
     if size not in (expected, expected + sequences):  # with a mode for each sequence
@@ -343,3 +344,136 @@ _READERS: dict[str, Callable[[str, np.dtype[Any]], TokenFile]] = {
     "megatron": _open_megatron,
     "datatrove": _open_datatrove,
 }
+
+
+_READ_BYTES = 8 << 20
+
+
+@dataclass(slots=True)
+class Range:
+    """Documents that lie end to end in a file."""
+
+    start: int
+    """The first token, counted from the first id of the file, as all numbers here."""
+    ends: NDArray[np.int64]
+    """The end of each document."""
+    first_row: int
+    """The number of the first document in its file."""
+    is_whole: bool
+    """False for a piece of a document that is too long for one range. The next range continues it, under its number."""
+    content: Any
+    """The hash (xxh3, 128 bits) of the tokens, which more can be added to."""
+
+
+class TokenScan:
+    """One pass over a file, in memory that does not depend on its size.
+
+    >>> scan = TokenScan(file, vocab_size=257, eos=256)           # doctest: +SKIP
+    >>> for documents in scan.ranges(max_tokens=2**31 - 1): ...   # doctest: +SKIP
+    >>> scan.content_hash, scan.modified_ns                       # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        file: TokenFile,
+        *,
+        vocab_size: int,
+        eos: int | None,
+        eos_first: bool = False,
+        advance: Callable[[int], None] = lambda num_bytes: None,
+    ) -> None:
+        self.file, self.vocab_size, self.eos, self.eos_first = file, vocab_size, eos, eos_first
+        self.content_hash, self.modified_ns = "", 0
+        """Facts of the whole file, known when all ranges were taken."""
+        self.begins_with_eos: bool = False
+        self._advance = advance
+        self._digest, self._hashed_bytes = xxhash.xxh3_128(), 0
+        self._buffer = bytearray(_READ_BYTES)
+
+    def ranges(self, *, max_tokens: int) -> Iterator[Range]:
+        """The file's documents, in ranges of at most `max_tokens`. Only what follows a cut is read twice."""
+        with open(self.file.path, "rb", buffering=0) as raw:
+            before = _identity(os.fstat(raw.fileno()))
+            if before[0] != self.file.num_bytes:
+                raise self._changed()
+            self._read(raw, 0, self.file.offset)
+            start = row = 0
+            while start < self.file.num_tokens:
+                found = self._range(raw, start, min(start + max_tokens, self.file.num_tokens), row)
+                yield found
+                start, row = int(found.ends[-1]), row + len(found.ends) - (not found.is_whole)
+            if _identity(os.fstat(raw.fileno())) != before or _identity(os.stat(self.file.path)) != before:
+                raise self._changed()
+        self.content_hash, self.modified_ns = self._digest.hexdigest(), before[1]
+
+    def _range(self, raw: BinaryIO, start: int, stop: int, row: int) -> Range:
+        is_last, content, at_border = stop == self.file.num_tokens, xxhash.xxh3_128(), None
+        found: list[NDArray[np.int64]] = []
+        tokens_at_once = _READ_BYTES // self.file.dtype.itemsize
+        for begin in range(start, stop, tokens_at_once):
+            tokens = self._tokens(raw, begin, min(begin + tokens_at_once, stop))
+            ends = self._ends(tokens, begin, start)
+            done = 0
+            if len(ends) and not is_last:  # a cut may be made here: the hash up to here is kept
+                done = int(ends[-1]) - begin
+                content.update(tokens[:done].view(np.uint8).data)
+                at_border = content.copy()
+            content.update(tokens[done:].view(np.uint8).data)
+            found.append(ends)
+        every = np.concatenate(found)
+        if is_last and not (len(every) and every[-1] == stop):
+            every = np.append(every, stop)  # the last document has no end of its own
+        if not is_last and at_border is None:
+            return Range(start, np.array([stop], np.int64), row, False, content)
+        return Range(start, every, row, True, at_border or content)
+
+    def _ends(self, tokens: NDArray[Any], begin: int, start: int) -> NDArray[np.int64]:
+        """Ends of documents that these tokens (from `begin`) show, in a range from `start`."""
+        if self.file.ends is not None:
+            limits = [begin - (not begin), begin + len(tokens)]  # a document that ends at 0 is empty, and counts
+            first, last = np.searchsorted(self.file.ends, limits, side="right")
+            return self.file.ends[first:last]
+        if self.eos is None:
+            return np.empty(0, np.int64)
+        hits = np.flatnonzero(tokens == self.eos).astype(np.int64) + begin
+        if not self.eos_first:
+            return hits + 1
+        return hits[hits > start]
+
+    def _tokens(self, raw: BinaryIO, begin: int, end: int) -> NDArray[Any]:
+        dtype = self.file.dtype
+        data = self._read(raw, self.file.offset + begin * dtype.itemsize, (end - begin) * dtype.itemsize)
+        tokens = np.frombuffer(data, dtype)
+        smallest = 0 if dtype.kind == "u" else int(tokens.min())
+        if smallest < 0 or int(tokens.max()) >= self.vocab_size:
+            wrong = int(np.flatnonzero((tokens < 0) | (tokens >= self.vocab_size))[0])
+            number, found = begin + wrong, int(tokens[wrong])
+            what = f"token {number:,} of this file has id {found:,}, outside the vocabulary of {self.vocab_size:,}"
+            remedy = "the tokenizer that the file was made with; or dtype=, if its ids are of another type"
+            raise SourceError(what, file=self.file.path, token=number, read_as=dtype.name, remedy=remedy)
+        if begin == 0 and self.eos is not None:
+            self.begins_with_eos = int(tokens[0]) == self.eos
+        return tokens
+
+    def _read(self, raw: BinaryIO, position: int, num_bytes: int) -> memoryview:
+        view = memoryview(self._buffer)[:num_bytes]
+        raw.seek(position)
+        done = 0
+        while done < num_bytes:
+            count = raw.readinto(view[done:])  # type: ignore[attr-defined]
+            if not count:
+                raise self._changed()
+            done += count
+        if position + num_bytes > self._hashed_bytes:
+            self._digest.update(view[self._hashed_bytes - position :])
+            self._advance(position + num_bytes - self._hashed_bytes)
+            self._hashed_bytes = position + num_bytes
+        return view
+
+    def _changed(self) -> SourceError:
+        what, remedy = "this file changed while it was read", "run it again when nobody writes to it"
+        return SourceError(what, file=self.file.path, remedy=remedy)
+
+
+def _identity(status: os.stat_result) -> tuple[int, int, int]:
+    return status.st_size, status.st_mtime_ns, status.st_ino

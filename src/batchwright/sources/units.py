@@ -1,8 +1,8 @@
-"""Cut a source into units of work, and read a unit. Units have about 64 MB, and are fixed before any worker starts.
+"""Cut a source into units of work, read a unit, and name the row of a fault.
 
-A unit is either several whole files, or a byte range of one file that can be cut (by line: its rows are the lines that
-*start* in the range), or some rows from memory. Cuts depend on names and sizes, and for large files on
-compression. They are the same for any number of workers.
+Units have about 64 MB, and are fixed before any worker starts. A unit is either several whole files, or a byte range of
+one file that can be cut (by line: its rows are the lines that *start* in the range), or some rows from memory. Cuts
+depend on names and sizes, and for large files on compression. They are the same for any number of workers.
 """
 
 from __future__ import annotations
@@ -10,18 +10,22 @@ from __future__ import annotations
 import copy
 import functools
 import os
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
-from batchwright.base.errors import BatchwrightError, SourceError
+from batchwright.base.errors import BatchwrightError, SourceError, WorkerError
 from batchwright.sources.compression import DecompressionBomb, is_compressed, open_raw
-from batchwright.sources.formats import Format, Malformed, Row, encoding_fault, format_for, too_long
+from batchwright.sources.formats import Format, Malformed, Row, bad_byte, encoding_fault, format_for, too_long
 from batchwright.sources.memory import TableRows
 
-__all__ = ["UNIT_BYTES", "EndOfSpan", "Malformed", "Span", "Unit", "cut_files", "cut_rows", "read_unit"]
+__all__ = [
+    *("EndOfSpan", "Malformed", "Span", "Unit"),
+    *("cut_files", "cut_rows", "error_of", "failure_of", "place", "read_unit"),
+]
 
 UNIT_BYTES = 64 << 20
 _UNIT_ROWS = 100_000
@@ -68,7 +72,8 @@ def cut_files(
     small_bytes = 0
     for number, path, num_bytes in files:
         kind = format_for(path, named_format)
-        is_cut = _is_cut(kind, path, num_bytes, unit_bytes)
+        # The first bytes are read only of files that would be cut: there may be a million small ones.
+        is_cut = kind.can_be_cut and num_bytes > unit_bytes and (kind.by_file or not is_compressed(path))
         if small and (is_cut or small_bytes + num_bytes > unit_bytes):
             units.append(Unit(tuple(small), small_bytes))
             small, small_bytes = [], 0
@@ -80,11 +85,6 @@ def cut_files(
     if small:
         units.append(Unit(tuple(small), small_bytes))
     return units
-
-
-def _is_cut(kind: Format, path: str, num_bytes: int, unit_bytes: int) -> bool:
-    # The first bytes are read only of files that would be cut: there may be a million small ones.
-    return kind.can_be_cut and num_bytes > unit_bytes and (kind.by_file or not is_compressed(path))
 
 
 def _ranges_of(span: Span, num_bytes: int, unit_bytes: int) -> Iterator[Unit]:
@@ -124,7 +124,10 @@ def read_unit(unit: Unit, formats: Mapping[str, Format], columns: Sequence[str] 
     others too.
     """
     if unit.rows is not None:
-        rows = unit.rows.read(columns) if isinstance(unit.rows, TableRows) else map(_row_from_memory, unit.rows)
+        if isinstance(unit.rows, TableRows):
+            rows = unit.rows.read(columns)
+        else:
+            rows = map(_row_from_memory, unit.rows)
         for number, row in enumerate(rows):
             yield 0, number, row
         yield 0, len(unit.rows), EndOfSpan()
@@ -190,7 +193,7 @@ def _number(which: int, rows: Iterator[Row | Malformed]) -> Iterator[Item]:
             yield which, number, row
             number += row.rows if isinstance(row, Malformed) else 1
     except UnicodeDecodeError as error:
-        yield which, number, Malformed("not UTF-8", _not_utf8(error), rest=True)
+        yield which, number, Malformed("not UTF-8", bad_byte(error), rest=True)
     except (SourceError, OSError) as error:
         yield which, number, _lost(error)
     except BatchwrightError:  # not of the file: an option that cannot be, a package that is not installed
@@ -206,10 +209,12 @@ def _read_lines(which: int, span: Span, kind: Format, stream: BufferedReader) ->
     try:
         # By the beginning of the file, whichever range of it this is: the first one has the fault, no other has rows.
         fault = encoding_fault(stream.peek(8))
-        if fault is not None and is_empty:
-            yield which, 0, fault
-            is_empty = False
-        for line in _lines(span, stream, kind.max_row_bytes) if fault is None else ():
+        if fault is not None:
+            if not span.start:
+                yield which, 0, fault
+            yield which, 0, EndOfSpan()
+            return
+        for line in _lines(span, stream, kind.max_row_bytes):
             is_empty = False
             if line is None:
                 yield which, number, too_long(kind.max_row_bytes, "line")
@@ -240,7 +245,7 @@ def _parsed(parse: Callable[[bytes], Row | Malformed], line: bytes) -> Row | Mal
     try:
         return parse(line.rstrip(b"\r\n"))
     except UnicodeDecodeError as error:
-        return Malformed("not UTF-8", _not_utf8(error))
+        return Malformed("not UTF-8", bad_byte(error))
     except ValueError as error:
         return Malformed("malformed row", _reason(error))
 
@@ -266,16 +271,10 @@ def _skip_line(stream: BufferedReader, limit: int | None = None) -> int:
 
 def _lost(error: SourceError | OSError) -> Malformed:
     """The fault of a file that cannot be read any further."""
-    match error:
-        case DecompressionBomb():
-            return Malformed("decompression bomb", _reason(error), rest=True, remedy=error.remedy or "")
-        case SourceError():
-            return Malformed("damaged archive", _reason(error), rest=True)
-    return Malformed("unreadable file", _reason(error), rest=True)
-
-
-def _not_utf8(error: UnicodeDecodeError) -> str:
-    return f"byte 0x{error.object[error.start]:02x} at {error.start:,}"
+    if isinstance(error, DecompressionBomb):
+        return Malformed("decompression bomb", _reason(error), rest=True, remedy=error.remedy or "")
+    kind = "damaged archive" if isinstance(error, SourceError) else "unreadable file"
+    return Malformed(kind, _reason(error), rest=True)
 
 
 def _reason(error: Exception) -> str:
@@ -285,3 +284,81 @@ def _reason(error: Exception) -> str:
     if isinstance(error, OSError) and error.errno is not None:
         return os.strerror(error.errno)
     return str(error) or type(error).__name__
+
+
+# Errors for rows that cannot be used
+
+_SKIP_ROWS = "on_error='skip' to leave out such rows and count them"
+_SKIP_FILE = "on_error='skip' to pass over it and count it"
+
+
+def place(unit: Unit, span: int, row_number: int, formats: Mapping[str, Format]) -> dict[str, Any]:
+    """File and line (from 1) of a row, or file and row (from 0)."""
+    if not unit.spans:
+        return {"file": "<memory>", "row": unit.first_row + row_number}
+    where = unit.spans[min(span, len(unit.spans) - 1)]
+    kind = formats[where.format]
+    if kind.by_line:
+        return {"file": where.path, "line": _lines_before(where.path, where.start) + row_number + 1}
+    if where.format == "text":
+        return {"file": where.path}
+    return {"file": where.path, "row": _rows_before(where, formats) + row_number}
+
+
+def error_of(fault: Malformed, unit: Unit, span: int, row_number: int, formats: Mapping[str, Format]) -> SourceError:
+    """The error for rows that cannot be read or have no text."""
+    where = place(unit, span, row_number, formats)
+    if fault.rows > 1 and "row" in where:
+        first = where.pop("row")
+        where["rows"] = f"{first:,} to {first + fault.rows - 1:,}"
+    if fault.turn is not None:
+        where["turn"] = fault.turn
+    headline = f"{fault.kind}: {fault.reason}" if fault.reason else fault.kind
+    return SourceError(headline, **where, remedy=_remedy(fault))
+
+
+def _remedy(fault: Malformed) -> str:
+    of_file = fault.rest or fault.kind == "empty file"
+    skip = _SKIP_FILE if of_file else _SKIP_ROWS
+    if fault.remedy:
+        return f"{fault.remedy}; or {skip}"
+    if of_file:
+        return f"mend or leave out the file, or {skip}"
+    if fault.kind.startswith("no column"):
+        return f"text= with the column that holds the text, or {skip}"
+    if fault.rows > 1:
+        return f"write the file again, or {skip}"
+    return f"mend the row, or {skip}"
+
+
+def failure_of(
+    what: str, error: Exception, unit: Unit, span: int, row_number: int, formats: Mapping[str, Format]
+) -> WorkerError:
+    """The error for a function of the user's that failed at a row."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return WorkerError(
+        f"{what} failed: {type(error).__name__}: {error}",
+        **place(unit, span, row_number, formats),
+        at=f"{frame.filename}:{frame.lineno}",
+        remedy="mend the function, or leave such rows out with where=",
+    )
+
+
+def _lines_before(path: str, start: int) -> int:
+    """The number of lines that begin before a byte of a file, and so the number, from 0, of the line there."""
+    lines, last = 0, b"\n"
+    if start:
+        with open(path, "rb") as file:
+            while start > 0 and (piece := file.read(min(start, 1 << 20))):
+                lines += piece.count(b"\n")
+                start -= len(piece)
+                last = piece[-1:]
+    return lines + (last != b"\n")  # a line that the byte lies inside began before it
+
+
+def _rows_before(span: Span, formats: Mapping[str, Format]) -> int:
+    """Rows of a file before a range of it, found by reading them: only when one must be named."""
+    if not span.start:
+        return 0
+    before = Unit((replace(span, start=0, stop=span.start),), 0)
+    return next(number for _, number, row in read_unit(before, formats, columns=()) if isinstance(row, EndOfSpan))

@@ -3,8 +3,7 @@
 from batchwright.store.layout import Manifest, Shard
 from batchwright.store.reader import Store, open_store
 from batchwright.store.stream import StoredDocument, TokenStream
-from batchwright.store.verify import Damage, verify_store
-from batchwright.store.versions import collect_garbage
+from batchwright.store.versions import Damage, collect_garbage, verify_store
 
 __all__ = [
     "Damage",

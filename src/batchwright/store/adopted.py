@@ -6,7 +6,7 @@ import mmap
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,10 +14,7 @@ from numpy.typing import NDArray
 from batchwright.base.errors import StoreError
 from batchwright.store.layout import REPAIR_ADOPTED
 
-if TYPE_CHECKING:
-    from batchwright.store.reader import Store
-
-__all__ = ["AdoptedFile", "AdoptedRange", "adopted_files", "path_beside"]
+__all__ = ["AdoptedFile", "AdoptedRange", "path_beside"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,18 +62,15 @@ class AdoptedFile:
         if status.st_size != self.num_bytes:
             raise self._changed(place, f"it had {self.num_bytes:,} bytes and has {status.st_size:,}")
         if status.st_mtime_ns != self.modified_ns:
-            raise self._changed(
-                place, f"it was written at {_time(self.modified_ns)} and is from {_time(status.st_mtime_ns)} now"
-            )
+            before, now = _time(self.modified_ns), _time(status.st_mtime_ns)
+            raise self._changed(place, f"it was written at {before} and is from {now} now")
 
     def _error(self, place: Path, error: OSError | StoreError) -> StoreError:
-        match error:
-            case StoreError():
-                return error
-            case FileNotFoundError() | NotADirectoryError():
-                remedy = f"put it back as it was, or {REPAIR_ADOPTED}"
-                what = "a file that this store adopted is missing"
-                return StoreError(what, file=place, store=self.root, remedy=remedy)
+        if isinstance(error, StoreError):
+            return error
+        if isinstance(error, FileNotFoundError | NotADirectoryError):
+            what, remedy = "a file that this store adopted is missing", f"put it back as it was, or {REPAIR_ADOPTED}"
+            return StoreError(what, file=place, store=self.root, remedy=remedy)
         return self._changed(place, f"it cannot be read: {os.strerror(error.errno or 0)}")
 
     def _changed(self, place: Path, change: str) -> StoreError:
@@ -105,13 +99,6 @@ class AdoptedRange:
         return mapped, np.frombuffer(mapped, dtype, num_tokens, offset)
 
 
-def adopted_files(store: Store) -> list[AdoptedFile]:
-    """The files that a store adopted, by number."""
-    files = store.files
-    columns = [files[name] for name in ("path", "beside", "num_bytes", "modified_ns")]
-    return [AdoptedFile(store.path, *facts) for facts in zip(*(column.tolist() for column in columns), strict=True)]
-
-
 def path_beside(path: str, root: Path) -> str:
     """A file's path relative to a store's folder; empty for a file outside the folder that holds the store.
 
@@ -121,10 +108,8 @@ def path_beside(path: str, root: Path) -> str:
     ''
     """
     relative = os.path.relpath(path, root)
-    inside_parent = relative.startswith(os.pardir + os.sep) and not relative.startswith(f"..{os.sep}..")
-    if not inside_parent:
-        return ""
-    return relative
+    inside_parent = relative.startswith(f"..{os.sep}") and not relative.startswith(f"..{os.sep}..")
+    return relative * inside_parent
 
 
 def _time(nanoseconds: int) -> str:

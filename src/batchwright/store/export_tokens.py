@@ -21,6 +21,7 @@ from batchwright.base.errors import SpecError
 from batchwright.base.files import out_of_space_at, part_name, publish
 from batchwright.base.progress import Progress, progress, say
 from batchwright.base.words import counted
+from batchwright.prepare.chat.spans import ROLES
 from batchwright.store.layout import is_store
 from batchwright.store.reader import Store, open_store
 from batchwright.store.stream import TokenStream
@@ -228,13 +229,11 @@ def _rows(store: Store, stream: TokenStream, done: Progress) -> Iterator[list[di
             row["spans"] = _spans(stream, number)
         rows.append(row)
         waiting += len(tokens)
-        if waiting >= _TOKENS_AT_ONCE or len(rows) >= _DOCUMENTS_AT_ONCE:
+        is_last = number == stream.num_documents - 1
+        if waiting >= _TOKENS_AT_ONCE or len(rows) >= _DOCUMENTS_AT_ONCE or is_last:
             yield rows
             done.advance(waiting * stream.dtype.itemsize)
             rows, waiting = [], 0
-    if rows:
-        yield rows
-        done.advance(waiting * stream.dtype.itemsize)
 
 
 _PARTS = ("template", "text", "end")
@@ -242,8 +241,6 @@ _PARTS = ("template", "text", "end")
 
 def _spans(stream: TokenStream, document: int) -> list[dict[str, Any]]:
     """The spans of a conversation: consecutive, each up to token `stop`."""
-    from batchwright.prepare.chat.spans import ROLES
-
     fields = stream.spans_of(document)
     names = ("stop", "role", "turn", "part", "side", "weight")
     spans = [dict(zip(names, values, strict=True)) for values in zip(*(fields[n].tolist() for n in names), strict=True)]

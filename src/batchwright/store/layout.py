@@ -41,22 +41,8 @@ from batchwright.base.files import inside, is_part, write_whole
 from batchwright.base.fingerprint import fingerprint
 
 __all__ = [
-    "REBAKE",
-    "REPAIR_ADOPTED",
-    "Manifest",
-    "Shard",
-    "StreamInfo",
-    "check_source_name",
-    "content_digest",
-    "current_version",
-    "is_adopted",
-    "is_store",
-    "mark_as_store",
-    "point_to",
-    "refuse_other_folders",
-    "sealed",
-    "stream_fingerprint",
-    "version_folder",
+    *("Manifest", "REBAKE", "Shard", "check_source_name", "content_digest", "current_version"),
+    *("is_adopted", "is_store", "mark_as_store", "point_to", "refuse_other_folders", "version_folder"),
 ]
 
 POINTER = "batchwright.json"
@@ -144,7 +130,9 @@ class Manifest:
     @property
     def repair(self) -> str:
         """The remedy for damage."""
-        return REPAIR_ADOPTED if self.adopted else REBAKE
+        if self.adopted:
+            return REPAIR_ADOPTED
+        return REBAKE
 
     def save(self, folder: Path) -> None:
         write_whole(folder / "manifest.json", sealed(asdict(self)))
@@ -178,11 +166,8 @@ def _unsealed(data: bytes) -> dict[str, Any]:
 
 
 def _unknown_format(path: Path, found: int) -> StoreError:
-    return StoreError(
-        f"this store has format {found}; this batchwright reads format {STORE_FORMAT}",
-        file=path,
-        remedy="a batchwright release that knows this format",
-    )
+    what = f"this store has format {found}; this batchwright reads format {STORE_FORMAT}"
+    return StoreError(what, file=path, remedy="a batchwright release that knows this format")
 
 
 class _Pointer(msgspec.Struct, omit_defaults=True):

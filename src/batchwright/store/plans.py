@@ -73,9 +73,8 @@ def _find(stores: list[Path], plan: Any) -> Plan:
     of_loader = getattr(plan, "plan", None)
     if isinstance(of_loader, Plan):
         return of_loader
-    raise PlanError(
-        f"a {type(plan).__name__} is not a plan", remedy="a plan, its fingerprint or file, a state, or a loader"
-    )
+    remedy = "a plan, its fingerprint or file, a state, or a loader"
+    raise PlanError(f"a {type(plan).__name__} is not a plan", remedy=remedy)
 
 
 def with_state_read(plan: Any) -> Any:
@@ -101,9 +100,8 @@ def forget_plan(store: str | os.PathLike[str] | Store, plan: Any) -> list[Path]:
     if all(file.parent != root / "plans" for file in files):  # in the home folder, which all stores share
         needed = plans_by_version(root, list_versions(root)).values()
         if not any(files[0].stem in plans for plans in needed):
-            raise PlanError(
-                f"plan {files[0].stem} is of another store", store=root, file=files[0], remedy="name that store"
-            )
+            what = f"plan {files[0].stem} is of another store"
+            raise PlanError(what, store=root, file=files[0], remedy="name that store")
     for file in files:
         file.unlink(missing_ok=True)
     return files

@@ -17,7 +17,7 @@ from batchwright.base.errors import SpecError, StoreError
 from batchwright.base.files import inside, shared
 from batchwright.base.fingerprint import fingerprint_file
 from batchwright.base.words import counted, suggest
-from batchwright.store.adopted import AdoptedFile, AdoptedRange, adopted_files
+from batchwright.store.adopted import AdoptedFile, AdoptedRange
 from batchwright.store.layout import Manifest, current_version, is_adopted, version_folder
 from batchwright.store.stream import MappedShard, StoredDocument, TokenStream, check_shard_file
 
@@ -50,7 +50,7 @@ class Store:
         self._streams: dict[tuple[str, str], TokenStream] = {}
         self._undamaged: dict[int, MappedShard | None] = {}
         if verify:
-            from batchwright.store.verify import verify_store
+            from batchwright.store.versions import verify_store
 
             for damage in verify_store(self):
                 raise damage.error()
@@ -153,9 +153,13 @@ class Store:
     @cached_property
     def adopted(self) -> list[AdoptedFile]:
         """The user's own files that hold the tokens, by their number in `files`; none for a store that was baked."""
-        return adopted_files(self) if self.manifest.adopted else []
+        if not self.manifest.adopted:
+            return []
+        columns = [self.files[name].tolist() for name in ("path", "beside", "num_bytes", "modified_ns")]
+        return [AdoptedFile(self.path, *facts) for facts in zip(*columns, strict=True)]
 
-    def _adopted_range(self, row: int) -> AdoptedRange | None:
+    def adopted_range(self, row: int) -> AdoptedRange | None:
+        """The place of a shard's tokens, if they are in a user's file."""
         if not self.manifest.adopted:
             return None
         return AdoptedRange(self.adopted[int(self.shards["data_file"][row])], int(self.shards["data_offset"][row]))
@@ -163,21 +167,9 @@ class Store:
     def check_shard(self, row: int) -> None:
         """Check the shard in `row` of the table without mapping it: existence, size, footer; its adopted file too."""
         check_shard_file(self.shard_path(row), int(self.shards["num_bytes"][row]), self.manifest.repair)
-        adopted = self._adopted_range(row)
+        adopted = self.adopted_range(row)
         if adopted is not None:
             adopted.file.find()
-
-    def map_shard(self, row: int) -> MappedShard:
-        """The shard in a row of the table of shards, mapped. Raises if it is not as the table says."""
-        shards = self.shards
-        return MappedShard(
-            self.shard_path(row),
-            int(shards["num_documents"][row]),
-            int(shards["num_tokens"][row]),
-            int(shards["num_bytes"][row]),
-            self.manifest.dtype_of(self.manifest.streams[int(shards["stream"][row])]),
-            self._adopted_range(row),
-        )
 
     def is_as_written(self, row: int) -> bool:
         """Whether the shard in `row` of the table has the bytes of its hash. Reads them all."""
@@ -188,7 +180,7 @@ class Store:
         if row not in self._undamaged:
             self._undamaged[row] = None
             with contextlib.suppress(StoreError, OSError):
-                mapped = self.map_shard(row)
+                mapped = MappedShard(self, row)
                 if self.is_as_written(row):
                     self._undamaged[row] = mapped
         return self._undamaged[row]
@@ -206,12 +198,14 @@ class Store:
     @property
     def texts(self) -> dict[str, Any] | None:
         """The table of the documents' texts, as mapped columns; None if the store has none."""
-        return self._table("texts.arrow", self.manifest.texts_hash) if self.manifest.texts_hash else None
+        if not self.manifest.texts_hash:
+            return None
+        return self._table("texts.arrow", self.manifest.texts_hash)
 
     def _table(self, name: str, expected_hash: str) -> dict[str, Any]:
         import pyarrow as pa
 
-        from batchwright.columns.arrays import arrow_to_numpy
+        from batchwright.columns.arrow import arrow_to_numpy
 
         path = self.folder / name
         try:
@@ -246,12 +240,9 @@ class Store:
         return text
 
     def __repr__(self) -> str:
-        tokenizer = self.manifest.tokenizer
-        lines = [
-            f"Store {self.path.name} ({self.fingerprint[:7]}): {self.num_rows:,} documents, "
-            f"{self.num_tokens:,} tokens, {self.manifest.token_dtype}, "
-            f"tokenizer {tokenizer['name']} ({tokenizer['vocab_size']:,} ids)"
-        ]
+        documents = f"{self.num_rows:,} documents, {self.num_tokens:,} tokens, {self.manifest.token_dtype}"
+        tokenizer = f"tokenizer {self.manifest.tokenizer['name']} ({self.vocab_size:,} ids)"
+        lines = [f"Store {self.path.name} ({self.fingerprint[:7]}): {documents}, {tokenizer}"]
         for info in self.manifest.streams:
             documents = f"{info.num_documents:,} documents, {info.num_tokens:,} tokens"
             lines.append(f"├─ {info.source} ({info.split})  {documents}, {counted(info.num_shards, 'shard')}")
@@ -280,8 +271,7 @@ def _open_version(path: Path, version: str | None) -> tuple[str, int, Manifest]:
 
 
 def _not_complete(path: Path) -> StoreError:
+    what, remedy = "its first bake has not finished", "run the same bake again: it continues where it stopped"
     if is_adopted(path):
         what, remedy = "adopting has not finished", "the same `batchwright adopt`"
-    else:
-        what, remedy = "its first bake has not finished", "run the same bake again: it continues where it stopped"
     return StoreError(f"{path} is not complete: {what}", folder=path, remedy=remedy)

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from batchwright.base.errors import StoreError
 from batchwright.base.machine import expect_random_reads, unmap_pages
 from batchwright.base.words import first_line
-from batchwright.store.adopted import AdoptedRange
-from batchwright.store.layout import REBAKE, REPAIR_ADOPTED, StreamInfo, content_digest, stream_fingerprint
+from batchwright.store.layout import StreamInfo, content_digest, stream_fingerprint
 
 if TYPE_CHECKING:
     from batchwright.store.reader import Store
@@ -49,26 +48,22 @@ class StoredDocument:
 class MappedShard:
     """One shard, mapped: `tokens` end to end, `offsets` between documents, and the file and row of each document.
 
-    `adopted` is the place of the tokens if they are in a user's file, and the shard has only the borders.
+    In a store of adopted tokens the shard has only the borders, and the tokens are mapped from the user's file.
     """
 
     __slots__ = ("_in_map", "_map", "address", "data_path", "data_start", "file", "offsets", "row", "spans", "tokens")
 
-    def __init__(
-        self,
-        path: Path,
-        num_documents: int,
-        num_tokens: int,
-        num_bytes: int,
-        dtype: str,
-        adopted: AdoptedRange | None = None,
-    ) -> None:
+    def __init__(self, store: Store, row: int) -> None:
+        """The shard in a row of a store's table of shards. Raises if it is not as the table says."""
         import pyarrow as pa
 
-        from batchwright.columns.arrays import arrow_to_numpy, records_of
+        from batchwright.columns.arrow import arrow_to_numpy, records_of
 
-        repair = REBAKE if adopted is None else REPAIR_ADOPTED
-        check_shard_file(path, num_bytes, repair)
+        manifest, shards, repair = store.manifest, store.shards, store.manifest.repair
+        path, adopted = store.shard_path(row), store.adopted_range(row)
+        num_tokens, dtype = int(shards["num_tokens"][row]), manifest.dtype_of(manifest.streams[shards["stream"][row]])
+        expected = (int(shards["num_documents"][row]), num_tokens, dtype)
+        check_shard_file(path, int(shards["num_bytes"][row]), repair)
         with open(path, "rb") as raw:
             self._map = mmap.mmap(raw.fileno(), 0, access=mmap.ACCESS_READ)
         try:
@@ -86,14 +81,9 @@ class MappedShard:
         except (pa.ArrowException, OSError, KeyError, IndexError, AttributeError, TypeError, ValueError) as error:
             raise StoreError("this shard is not readable", file=path, reason=first_line(error), remedy=repair) from None
         found = (len(self.file), len(lists.values), self.tokens.dtype.name)
-        if found != (num_documents, num_tokens, dtype):
-            raise StoreError(
-                "this shard is not what the manifest says",
-                file=path,
-                expected=f"{num_documents:,} documents, {num_tokens:,} tokens of {dtype}",
-                found="{:,} documents, {:,} tokens of {}".format(*found),
-                remedy=repair,
-            )
+        if found != expected:
+            what, said = "this shard is not what the manifest says", "{:,} documents, {:,} tokens of {}"
+            raise StoreError(what, file=path, expected=said.format(*expected), found=said.format(*found), remedy=repair)
         if adopted is not None:
             self._map, self.tokens = adopted.map(num_tokens, dtype)
         self.address: int = self.tokens.ctypes.data
@@ -116,7 +106,7 @@ class MappedShard:
         expect_random_reads(self._map)
 
 
-def check_shard_file(path: Path, num_bytes: int, repair: str = REBAKE) -> None:
+def check_shard_file(path: Path, num_bytes: int, repair: str) -> None:
     """Check that a shard exists and has its size and its footer, without mapping it."""
     try:
         size = path.stat().st_size
@@ -175,7 +165,7 @@ class TokenStream:
             with self._lock:
                 mapped = self._mapped.get(shard)
                 if mapped is None:
-                    mapped = self.store.map_shard(int(self._rows[shard]))
+                    mapped = MappedShard(self.store, int(self._rows[shard]))
                     if len(self._mapped) >= _MAPPED_AT_ONCE:
                         oldest = next(iter(self._mapped))
                         self.address[oldest] = 0
@@ -306,11 +296,8 @@ class TokenStream:
         for shard, base in enumerate(self.token_starts[:-1].tolist()):
             offsets = self.shard(shard).offsets
             if offsets[0] != 0 or offsets[-1] != self.shard_tokens[shard] or (np.diff(offsets) < 0).any():
-                raise StoreError(
-                    "the borders between documents are not in order",
-                    file=self.shard(shard).data_path,
-                    remedy=self.store.manifest.repair,
-                )
+                path, remedy = self.shard(shard).data_path, self.store.manifest.repair
+                raise StoreError("the borders between documents are not in order", file=path, remedy=remedy)
             parts.append(offsets[:-1].astype(np.int64) + base)
         return np.concatenate([*parts, self.token_starts[-1:]])
 

@@ -45,10 +45,6 @@ class TextsWriter:
     Hashes are kept in unnamed files by their first bits. Each file is then sorted alone.
     """
 
-    added: int
-    num_documents: int
-    folder: Path
-
     def __init__(self, folder: Path, num_documents: int) -> None:
         self.folder, self.num_documents, self.added = folder, num_documents, 0
         self._bits = min(max(num_documents - 1, 0) // _SORTED_AT_ONCE, _MAX_BUCKETS - 1).bit_length()

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from batchwright.base.files import write_whole, writing_whole
 from batchwright.base.fingerprint import fingerprint_bytes, fingerprint_file
-from batchwright.columns.arrays import lists_to_arrow, numpy_to_arrow, records_to_arrow
+from batchwright.columns.arrow import lists_to_arrow, numpy_to_arrow, records_to_arrow
 from batchwright.store.layout import Manifest, Shard, StreamInfo, stream_fingerprint
 
 __all__ = ["MAX_SHARD_TOKENS", "stream_info", "write_arrow", "write_shard", "write_table", "write_version_tables"]
@@ -84,7 +84,7 @@ def write_version_tables(
     *,
     shards: Sequence[Sequence[Shard]],
     shard_columns: dict[str, Any] | None = None,
-    files: dict[str, Any],
+    files: list[dict[str, Any]],
     units: dict[str, Any],
     tokenizer: Any,
     info: dict[str, Any],
@@ -92,8 +92,8 @@ def write_version_tables(
 ) -> Manifest:
     """Write the tables and the tokenizer of a version. Returns its manifest, which the caller saves last.
 
-    `shards` has a list for each stream. `shard_columns` are further columns of their table. `info` describes the
-    tokenizer in the manifest, and `manifest` holds its other fields.
+    `shards` has a list for each stream, `files` a row for each raw file. `shard_columns` are further columns of the
+    shards' table. `info` describes the tokenizer in the manifest, and `manifest` holds its other fields.
     """
     every = [shard for of_stream in shards for shard in of_stream]
     table: dict[str, Any] = {"stream": np.repeat(np.arange(len(shards), dtype=np.int32), list(map(len, shards)))}
@@ -102,7 +102,7 @@ def write_version_tables(
     write_whole(folder / "tokenizer.json", tokenizer_json)
     return Manifest(
         shards_hash=write_table(folder / "shards.arrow", table | (shard_columns or {})),
-        files_hash=write_table(folder / "files.arrow", files),
+        files_hash=write_table(folder / "files.arrow", {name: [file[name] for file in files] for name in files[0]}),
         units_hash=write_table(folder / "units.arrow", units),
         tokenizer_hash=fingerprint_bytes(tokenizer_json),
         tokenizer=info,

@@ -16,10 +16,9 @@ from batchwright.order.permute import permutation
 from batchwright.rollouts.log.groups import checked_prompt
 from batchwright.rollouts.log.ledger import Begin
 from batchwright.sources import Malformed, cut_files, cut_rows, format_for, list_files, looks_like_paths, read_unit
-from batchwright.sources.faults import place
 from batchwright.sources.formats import known_extensions
 from batchwright.sources.memory import table_rows
-from batchwright.sources.units import EndOfSpan
+from batchwright.sources.units import EndOfSpan, place
 
 __all__ = ["PromptJob", "Prompts", "read_prompts", "rows_of"]
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import re
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,35 +21,175 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import DTypeLike
 
-from batchwright.base.checks import local_path
-from batchwright.base.errors import StoreError, TokenizerError
+from batchwright.base.checks import local_path, one_of
+from batchwright.base.errors import SpecError, StoreError, TokenizerError
 from batchwright.base.files import exclusive, out_of_space_at, sync_folder
 from batchwright.base.fingerprint import fingerprint
 from batchwright.base.progress import Progress, progress, say
 from batchwright.base.words import counted
 from batchwright.prepare.tokenize import tokenize
 from batchwright.prepare.tokenizers import resolve_tokenizer
-from batchwright.sources.scan import Range, TokenScan
-from batchwright.sources.tokens import TokenFile, open_token_file, token_dtype
-from batchwright.store import writer
-from batchwright.store.adopt_files import Paths, StreamFiles, check_files, default_folder, group_files
+from batchwright.sources.tokens import Range, TokenFile, TokenScan, list_token_files, open_token_file, token_dtype
+from batchwright.store import layout, writer
 from batchwright.store.adopted import path_beside
-from batchwright.store.layout import (
-    ADOPTED_FORMAT,
-    Manifest,
-    Shard,
-    StreamInfo,
-    current_version,
-    mark_as_store,
-    point_to,
-    refuse_other_folders,
-    version_folder,
-)
+from batchwright.store.layout import Manifest, Shard, StreamInfo, check_source_name
 from batchwright.store.reader import Store
 from batchwright.store.versions import free_version
 from batchwright.typing import TokenizerLike
 
 __all__ = ["adopt"]
+
+Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+FileGroups = dict[tuple[str, str], list[str]]
+"""The paths of each (source, split). A source without files of some split has an empty list, as in a bake."""
+
+_SPLITS = ("train", "val")
+_SPLIT_WORDS = {"train": "train", "val": "val", "valid": "val", "validation": "val"}
+
+
+@dataclass(frozen=True, slots=True)
+class _ReadFile:
+    """One file after its pass."""
+
+    file: TokenFile
+    modified_ns: int
+    content_hash: str
+    shards: list[Shard]
+    first_bytes: list[int]
+    """The byte of the file where each shard begins."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Stream:
+    """The files of one source and split, in order."""
+
+    source: str
+    split: str
+    files: list[TokenFile]
+    read: list[_ReadFile] = field(default_factory=list)
+
+    @property
+    def shards(self) -> list[Shard]:
+        return [shard for read in self.read for shard in read.shards]
+
+    @property
+    def dtype(self) -> str:
+        """The dtype of all files; empty without files."""
+        return next((file.dtype.name for file in self.files), "")
+
+
+def _group_files(
+    path: Paths | Mapping[str, Paths], val: Paths | Mapping[str, Paths] | None, split: str | None, name: str | None
+) -> FileGroups:
+    """The files of each source and split. The splits of a source are next to each other, train first."""
+    if split is not None:
+        one_of(_SPLITS, split=split)
+        if val is not None:
+            raise SpecError("split= and val= both say which split", parameter="split", remedy="one of them")
+    sources = _sources(path, name)
+    held_out = _held_out(val or {}, list(sources))
+    splits: dict[str, dict[str, list[str]]] = {}
+    for source, paths in sources.items():
+        if split is not None:
+            splits[source] = {split: paths}
+        elif val is not None:
+            splits[source] = {"train": paths, "val": held_out.get(source, [])}
+        else:
+            splits[source] = _split_by_name(paths)
+    there = [side for side in _SPLITS if any(of_source.get(side) for of_source in splits.values())]
+    return {(source, side): of_source.get(side, []) for source, of_source in splits.items() for side in there}
+
+
+def _sources(path: Paths | Mapping[str, Paths], name: str | None) -> dict[str, list[str]]:
+    if not isinstance(path, Mapping):
+        paths = list_token_files(path)
+        if name is None:
+            name = _name_of(path, paths)
+        return {check_source_name(name): paths}
+    if name is not None:
+        raise SpecError("these sources have names already", parameter="name", remedy="leave name= out")
+    if not path:
+        raise SpecError("no sources", parameter="path", remedy="{'web': 'web.bin'}")
+    sources: dict[str, list[str]] = {}
+    for source, of_source in path.items():
+        sources[check_source_name(str(source), sources)] = list_token_files(of_source)
+    return sources
+
+
+def _held_out(val: Paths | Mapping[str, Paths], sources: list[str]) -> dict[str, list[str]]:
+    if not isinstance(val, Mapping):
+        if len(sources) > 1:
+            what = "val= does not say which source its files are of"
+            raise SpecError(what, parameter="val", remedy=f"val={{{sources[0]!r}: ...}}")
+        return {sources[0]: list_token_files(val)}
+    for source in val:
+        if source not in sources:
+            what = f"val= names {source!r}, which is not a source"
+            raise SpecError(what, parameter="val", there=", ".join(sources), remedy="one of these")
+    return {source: list_token_files(paths) for source, paths in val.items()}
+
+
+def _split_by_name(paths: list[str]) -> dict[str, list[str]]:
+    """Files by the word train or val in their names. All are for training unless both words occur."""
+    sides: dict[str, list[str]] = {}
+    for path in paths:
+        words = re.split(r"[_.-]", os.path.basename(path))
+        side = next((_SPLIT_WORDS[word] for word in words if word in _SPLIT_WORDS), "")
+        sides.setdefault(side, []).append(path)
+    if sides.keys() == set(_SPLITS):
+        return sides
+    return {"train": paths}
+
+
+def _name_of(path: Any, paths: list[str]) -> str:
+    """The name of a source without one: from the names of its files, never from their folder's path.
+
+    >>> _name_of("*.bin", ["/a/web_train_01.bin", "/a/web_train_02.bin"]), _name_of("o/train.bin", ["/o/train.bin"])
+    ('web', 'tokens')
+    """
+    if isinstance(path, str | os.PathLike) and os.path.isdir(local_path(path=path)):
+        return os.path.basename(os.path.abspath(local_path(path=path))).lstrip(".") or "tokens"
+    words = "|".join([*_SPLIT_WORDS, r"\d+"])
+    stems = {_stem(os.path.basename(path)) for path in paths}
+    names = {re.sub(rf"(^|[_.-])({words})(?=[_.-]|$)", "", stem).strip("_.-") for stem in stems}
+    return (len(names) == 1 and names.pop()) or "tokens"
+
+
+def _stem(path: str) -> str:
+    return re.sub(r"\.(bin|idx|npy|ds)$", "", path)
+
+
+def _check_files(streams: Sequence[_Stream], asked: np.dtype[Any] | None) -> None:
+    """Refuse files of two types in one stream, a file in two streams, and a dtype= that no file can have."""
+    files = [file for stream in streams for file in stream.files]
+    other = next((file for file in files if file.dtype != asked), None)
+    if asked is not None and other is not None and all(file.format != "bin" for file in files):
+        what = f"dtype={asked.name} was asked for, and the file says {other.dtype.name}"
+        remedy = "leave dtype= out: it is for files of raw ids"
+        raise SpecError(what, parameter="dtype", file=other.path, remedy=remedy)
+    seen: dict[str, _Stream] = {}
+    for stream in streams:
+        for file in stream.files:
+            if file.dtype.name != stream.dtype:
+                what = f"files of one source have ids of {stream.dtype} and of {file.dtype.name}"
+                remedy = "as sources of their own: {'a': ..., 'b': ...}"
+                raise SpecError(what, source=stream.source, file=file.path, remedy=remedy)
+            first = seen.setdefault(file.path, stream)
+            if first is not stream:
+                there = f"{first.source} ({first.split}), {stream.source} ({stream.split})"
+                what = "this file is in two places of one store"
+                raise SpecError(what, file=file.path, there=there, remedy="one of them")
+
+
+def _default_folder(path: Any, groups: FileGroups) -> Path:
+    """The store's folder, beside the data and named after it."""
+    if isinstance(path, str | os.PathLike):
+        whole = os.path.abspath(local_path(path=path))
+        if os.path.exists(whole) or os.path.exists(f"{whole}.bin"):
+            return Path(f"{_stem(whole)}.store")
+    folders = [os.path.dirname(path) for paths in groups.values() for path in paths]
+    names = "-".join(dict.fromkeys(source for source, _ in groups))
+    return Path(os.path.commonpath(folders)) / f"{names}.store"
 
 
 def adopt(
@@ -87,25 +228,25 @@ def adopt(
     vocabulary = _vocabulary(tokenizer, eos, vocab_size)
     asked = None if dtype is None else token_dtype(dtype)
     dtype_of_bin = asked or np.dtype("uint16" if vocabulary.size <= 1 << 16 else "uint32")
-    groups = group_files(path, val, split, name)
+    groups = _group_files(path, val, split, name)
     streams = [
-        StreamFiles(source, side, [open_token_file(file, dtype=dtype_of_bin, format=format) for file in files])
+        _Stream(source, side, [open_token_file(file, dtype=dtype_of_bin, format=format) for file in files])
         for (source, side), files in groups.items()
     ]
-    check_files(streams, asked)
+    _check_files(streams, asked)
     if vocabulary.unclear is not None and any(file.ends is None for stream in streams for file in stream.files):
         raise vocabulary.unclear
     if to is None:
-        to = default_folder(path, groups)
+        to = _default_folder(path, groups)
     folder = Path(os.path.abspath(local_path(to=to)))
-    refuse_other_folders(folder, adopted=True)
+    layout.refuse_other_folders(folder, adopted=True)
     job = _Job(folder, vocabulary, eos_first, streams)
     with (
         out_of_space_at(folder, then="run the same call again"),
         exclusive(folder / ".lock", doing="adopting into"),
         _all_or_nothing(folder),
     ):
-        mark_as_store(folder, adopted=True)  # under the lock: another process may have finished since we looked
+        layout.mark_as_store(folder, adopted=True)  # under the lock: another process may have finished since we looked
         store = _adopt_version(job, show_progress)
     say(_summary(job, store, time.monotonic() - started), show=show_progress)
     return store
@@ -137,11 +278,9 @@ class _Vocabulary:
 def _vocabulary(tokenizer: Any, eos: int | str | None, vocab_size: int | None) -> _Vocabulary:
     resolved = resolve_tokenizer(tokenizer, vocab_size=vocab_size)
     if resolved.kind == "chars" and resolved.chars is None:
-        raise TokenizerError(
-            "'chars' has no vocabulary until a bake has seen the text",
-            parameter="tokenizer",
-            remedy="the tokenizer.json in the version folder of the store that was baked with it",
-        )
+        what = "'chars' has no vocabulary until a bake has seen the text"
+        remedy = "the tokenizer.json in the version folder of the store that was baked with it"
+        raise TokenizerError(what, parameter="tokenizer", remedy=remedy)
     own_eos = getattr(resolved, "eos_id", None)
     size = int(resolved.vocab_size)
     if own_eos is not None:
@@ -159,31 +298,18 @@ def _vocabulary(tokenizer: Any, eos: int | str | None, vocab_size: int | None) -
 
 
 @dataclass(slots=True)
-class _ReadFile:
-    """One file after its pass."""
-
-    file: TokenFile
-    stream: StreamFiles
-    modified_ns: int = 0
-    content_hash: str = ""
-    shards: list[Shard] = field(default_factory=list)
-    first_bytes: list[int] = field(default_factory=list)
-    """The byte of the file where each shard begins."""
-
-
-@dataclass(slots=True)
 class _Job:
     """One call of `adopt`, and its results so far."""
 
     to: Path
     vocabulary: _Vocabulary
     eos_first: bool
-    streams: list[StreamFiles]
-    files: list[_ReadFile] = field(default_factory=list)
+    streams: list[_Stream]
     notes: list[str] = field(default_factory=list)
 
-    def shards_of(self, stream: StreamFiles) -> list[Shard]:
-        return [shard for file in self.files if file.stream is stream for shard in file.shards]
+    @property
+    def files(self) -> list[_ReadFile]:
+        return [read for stream in self.streams for read in stream.read]
 
 
 def _adopt_version(job: _Job, show: bool) -> Store:
@@ -195,39 +321,39 @@ def _adopt_version(job: _Job, show: bool) -> Store:
         for stream in job.streams:
             names = (f"{stream.source}-{stream.split}-{number:05d}.arrow" for number in itertools.count())
             for file in stream.files:
-                _read_file(job, _ReadFile(file, stream), map(work.joinpath, names), done)
+                stream.read.append(_read_file(job, stream, file, map(work.joinpath, names), done))
     spec = _spec(job)
     version = free_version(job.to, fingerprint(spec)[:12], lambda name: _is_undamaged(job.to, name, spec))
-    folder = version_folder(job.to, version)
+    folder = layout.version_folder(job.to, version)
     if not (folder / "manifest.json").exists():
         shutil.rmtree(folder, ignore_errors=True)  # of a call that was killed
         folder.parent.mkdir(exist_ok=True)
         os.rename(work, folder)
         sync_folder(folder.parent)
         _write_tables(job, folder, spec).save(folder)
-    point_to(job.to, version, adopted=True)
+    layout.point_to(job.to, version, adopted=True)
     shutil.rmtree(work, ignore_errors=True)
     store = Store(job.to)
     store.check()
     return store
 
 
-def _read_file(job: _Job, read: _ReadFile, paths: Iterator[Path], done: Progress) -> None:
-    file, eos, vocab_size = read.file, job.vocabulary.eos, job.vocabulary.size
+def _read_file(job: _Job, stream: _Stream, file: TokenFile, paths: Iterator[Path], done: Progress) -> _ReadFile:
+    eos, vocab_size = job.vocabulary.eos, job.vocabulary.size
     scan = TokenScan(file, vocab_size=vocab_size, eos=eos, eos_first=job.eos_first, advance=done.advance)
+    number, shards, first_bytes = len(job.files), [], []
     for documents in scan.ranges(max_tokens=writer.MAX_SHARD_TOKENS):
-        read.shards.append(_write_borders(next(paths), read.stream, documents, len(job.files)))
-        read.first_bytes.append(file.offset + documents.start * file.dtype.itemsize)
-    read.modified_ns, read.content_hash = scan.modified_ns, scan.content_hash
-    job.files.append(read)
+        shards.append(_write_borders(next(paths), stream, documents, number))
+        first_bytes.append(file.offset + documents.start * file.dtype.itemsize)
     if file.note:
         job.notes.append(file.note)
     if file.ends is None and scan.begins_with_eos and not job.eos_first:
         hint = "if documents begin with it, eos_first=True (--eos-first)"
         job.notes.append(f"{os.path.basename(file.path)} begins with id {eos}: {hint}")
+    return _ReadFile(file, scan.modified_ns, scan.content_hash, shards, first_bytes)
 
 
-def _write_borders(path: Path, stream: StreamFiles, documents: Range, file: int) -> Shard:
+def _write_borders(path: Path, stream: _Stream, documents: Range, file: int) -> Shard:
     """A shard without tokens. Its content hash is that of a baked shard with the same documents."""
     count = len(documents.ends)
     offsets = np.concatenate([[0], documents.ends - documents.start]).astype(np.int32)
@@ -246,15 +372,13 @@ def _write_borders(path: Path, stream: StreamFiles, documents: Range, file: int)
 
 def _spec(job: _Job) -> dict[str, Any]:
     """The identity of the version: another path, time, byte, name or tokenizer gives another one."""
-    content: dict[int, list[Any]] = {id(stream): [] for stream in job.streams}
-    for read in job.files:
-        hashes = [shard.content_hash for shard in read.shards]
-        content[id(read.stream)] += map(list, zip(hashes, read.first_bytes, strict=True))
+    streams = []
+    for each in job.streams:
+        first_bytes = [first for read in each.read for first in read.first_bytes]
+        content = [[shard.content_hash, first] for shard, first in zip(each.shards, first_bytes, strict=True)]
+        streams.append({"source": each.source, "split": each.split, "dtype": each.dtype, "content": content})
     return {
-        "adopted": [
-            {"source": each.source, "split": each.split, "dtype": each.dtype, "content": content[id(each)]}
-            for each in job.streams
-        ],
+        "adopted": streams,
         "files": [[read.file.path, read.file.format, read.modified_ns, read.content_hash] for read in job.files],
         "tokenizer": job.vocabulary.info(),
         "eos_first": job.eos_first,
@@ -272,28 +396,32 @@ def _is_undamaged(to: Path, version: str, spec: dict[str, Any]) -> bool:
 
 def _write_tables(job: _Job, folder: Path, spec: dict[str, Any]) -> Manifest:
     dtype = next(stream.dtype for stream in job.streams if stream.files)
-    shards = [job.shards_of(stream) for stream in job.streams]
-    streams = []
-    for stream, mine in zip(job.streams, shards, strict=True):
-        streams.append(writer.stream_info(stream.source, stream.split, mine, stream.dtype or dtype, default=dtype))
-    files, paths = [read.file for read in job.files], [read.file.path for read in job.files]
+    streams = [
+        writer.stream_info(each.source, each.split, each.shards, each.dtype or dtype, default=dtype)
+        for each in job.streams
+    ]
+    files = [
+        {
+            "path": read.file.path,
+            "name": os.path.basename(read.file.path),
+            "beside": path_beside(read.file.path, job.to),
+            "source": stream.source,
+            "format": read.file.format,
+            "num_bytes": read.file.num_bytes,
+            "modified_ns": read.modified_ns,
+            "content_hash": read.content_hash,
+        }
+        for stream in job.streams
+        for read in stream.read
+    ]
     return writer.write_version_tables(
         folder,
-        shards=shards,
+        shards=[stream.shards for stream in job.streams],
         shard_columns={
             "data_file": np.repeat(np.arange(len(files), dtype=np.int32), [len(read.shards) for read in job.files]),
             "data_offset": np.array([first for read in job.files for first in read.first_bytes], np.int64),
         },
-        files={
-            "path": paths,
-            "name": list(map(os.path.basename, paths)),
-            "beside": [path_beside(path, job.to) for path in paths],
-            "source": [read.stream.source for read in job.files],
-            "format": [file.format for file in files],
-            "num_bytes": [file.num_bytes for file in files],
-            "modified_ns": [read.modified_ns for read in job.files],
-            "content_hash": [read.content_hash for read in job.files],
-        },
+        files=files,
         units={"key": pa.array([], pa.string())},
         tokenizer=job.vocabulary.tokenizer,
         info=job.vocabulary.info(),
@@ -302,7 +430,7 @@ def _write_tables(job: _Job, folder: Path, spec: dict[str, Any]) -> Manifest:
         token_dtype=dtype,
         recipe=spec,
         report=_report(streams, job.notes),
-        format=ADOPTED_FORMAT,
+        format=layout.ADOPTED_FORMAT,
         adopted=True,
     )
 
@@ -325,7 +453,7 @@ def _all_or_nothing(folder: Path) -> Iterator[None]:
         yield
     except BaseException:
         shutil.rmtree(folder / "work", ignore_errors=True)
-        if current_version(folder) is None:
+        if layout.current_version(folder) is None:
             shutil.rmtree(folder, ignore_errors=True)
         raise
 

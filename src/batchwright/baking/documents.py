@@ -1,16 +1,20 @@
-"""Documents as columns: tokens end to end, and facts of each document."""
+"""Documents as columns: tokens end to end, and facts of each document. Tokens of a unit's documents, as they grow."""
 
 from __future__ import annotations
 
+import mmap
+import tempfile
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from batchwright.base.files import reserve
 from batchwright.prepare.chat.spans import SPAN_DTYPE
 
-__all__ = ["Documents", "borders_of", "join_documents", "marks_of"]
+__all__ = ["Documents", "TokenSpool", "borders_of", "join_documents", "marks_of"]
 
 
 class Documents(NamedTuple):
@@ -77,3 +81,58 @@ def marks_of(fields: dict[str, NDArray[Any]]) -> NDArray[Any]:
     for name in SPAN_DTYPE.names or ():
         marks[name] = fields[name]
     return marks
+
+
+# Tokens: in memory at first, in unnamed files as they grow. A compressed file is one unit of any size, because it
+# cannot be cut, and memory must not grow with it.
+
+_MOST_BYTES = 256 << 20
+
+
+class TokenSpool:
+    """Documents, by number. Its files have no name, so that nothing is left behind by a killed process.
+
+    >>> spool = TokenSpool(Path("."), np.dtype("uint16"))
+    >>> spool.extend([np.array([1, 2], "uint16"), np.array([3], "uint16")])
+    >>> spool.in_order([1, 0]).tolist(), spool.lengths().tolist()
+    ([3, 1, 2], [2, 1])
+    """
+
+    def __init__(self, folder: Path, dtype: np.dtype[Any]) -> None:
+        """`folder` is for the files."""
+        self.folder, self.dtype = folder, dtype
+        self.documents: list[NDArray[Any]] = []
+        self._first_in_memory = self._bytes_in_memory = 0
+
+    def extend(self, documents: Sequence[NDArray[Any]]) -> None:
+        self.documents += documents
+        self._bytes_in_memory += sum(document.nbytes for document in documents)
+        if self._bytes_in_memory > _MOST_BYTES:
+            some = self.documents[self._first_in_memory :]
+            mapped = self._joined(some)
+            ends = np.cumsum([len(document) for document in some])
+            self.documents[self._first_in_memory :] = np.split(mapped, ends[:-1])
+            self._first_in_memory, self._bytes_in_memory = len(self.documents), 0
+
+    def __len__(self) -> int:
+        return len(self.documents)
+
+    def lengths(self) -> NDArray[np.int64]:
+        return np.fromiter(map(len, self.documents), np.int64, len(self.documents))
+
+    def in_order(self, order: Sequence[int]) -> NDArray[Any]:
+        """The tokens of all documents, end to end, in an order."""
+        return self._joined([self.documents[number] for number in order])
+
+    def _joined(self, documents: list[NDArray[Any]]) -> NDArray[Any]:
+        """Documents end to end: in memory if they are few, else in an unnamed file that lives as long as the array."""
+        num_tokens = sum(map(len, documents))
+        num_bytes = num_tokens * self.dtype.itemsize
+        if num_bytes <= _MOST_BYTES:
+            return np.concatenate([np.empty(0, self.dtype), *documents])
+        with tempfile.TemporaryFile(dir=self.folder) as file:
+            reserve(file.fileno(), num_bytes)
+            memory = mmap.mmap(file.fileno(), num_bytes)
+        joined = np.frombuffer(memory, self.dtype, num_tokens)
+        np.concatenate(documents, out=joined)
+        return joined
