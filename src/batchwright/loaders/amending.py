@@ -13,8 +13,7 @@ from batchwright.base.checks import at_least, whole_number
 from batchwright.base.errors import PlanError, SpecError, StoreError
 from batchwright.batches.flow import Flow
 from batchwright.loaders.loader import Loader
-from batchwright.loaders.members import Member, flatten
-from batchwright.loaders.planning import end_of_mixture, refuse_ends, source_of
+from batchwright.loaders.planning import Member, end_of_mixture, flatten, refuse_ends, source_of
 from batchwright.loaders.stored import open_flow, refuse_other_tokenizer
 from batchwright.loaders.weights import caps_of, segments_of, shares_of
 from batchwright.order.plan import Amendment, Plan, PlanSource, Segments

@@ -15,8 +15,7 @@ from batchwright.baking.work import Work, plan_work
 from batchwright.base.checks import local_path
 from batchwright.base.errors import SpecError, TokenizerError
 from batchwright.base.words import counted
-from batchwright.loaders.chat_checks import CheckSettings, ConversationRows, Finding, findings_of
-from batchwright.loaders.chat_facts import facts_of
+from batchwright.loaders.chat_checks import CheckSettings, ConversationRows, Finding, facts_of, findings_of
 from batchwright.loaders.conversation import pad_token_of
 from batchwright.prepare.chat.faults import ChatError
 from batchwright.prepare.chat.formats import detect

@@ -12,8 +12,7 @@ from batchwright.batches.samples import SampleRows
 from batchwright.batches.settings import Asked, Batching, Delivery, Fields, Mixture, Scope, Shuffle
 from batchwright.batches.types import TrainingBatch
 from batchwright.loaders.loader import Loader, asked_of
-from batchwright.loaders.members import Member
-from batchwright.loaders.planning import open_plan, plan_sources
+from batchwright.loaders.planning import Member, open_plan, plan_sources
 from batchwright.loaders.stored import StoreStream, open_stores, store_at
 from batchwright.loaders.weights import used_names
 from batchwright.store.reader import Store
@@ -96,7 +95,7 @@ class ConversationDataLoader(Loader[TrainingBatch]):
         super().__init__(stream, asked, rank=rank, world_size=world_size, epochs=epochs, framework=framework)
         _log_rows_left_out(stream)
         if asked["check"] is not False and plan is None:  # a plan was checked when it was made
-            from batchwright.loaders.chat_refusal import refuse_bad
+            from batchwright.loaders.chat_checks import refuse_bad
 
             refuse_bad(stream, drops_are_meant=truncation is not None)
 

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from typing_extensions import TypeVar
 
     from batchwright.batches.settings import Asked
-    from batchwright.loaders.budget import Budget
     from batchwright.loaders.loader import Loader
     from batchwright.loaders.run import Run
+    from batchwright.loaders.steps import Budget
 
     B = TypeVar("B", default=TrainingBatch)
     B_co = TypeVar("B_co", covariant=True, default=TrainingBatch)

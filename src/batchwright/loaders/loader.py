@@ -28,9 +28,9 @@ from batchwright.batches.frameworks import adapter
 from batchwright.batches.ranks import find_ranks
 from batchwright.batches.settings import SETTINGS, Asked
 from batchwright.batches.sync import Standing, SyncReport, check_standing, digests_of_next
-from batchwright.loaders.budget import budget_state, check_budget_state, refuse_other_kind
 from batchwright.loaders.interface import B, Batches, DataLoader, Made, Making, Record, Stream, state_at
 from batchwright.loaders.run import Run
+from batchwright.loaders.steps import budget_state, check_budget_state, refuse_other_kind
 from batchwright.order.budget import BudgetCut
 from batchwright.order.plan import Plan, State
 from batchwright.order.resume_check import refuse_state

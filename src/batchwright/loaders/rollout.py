@@ -12,8 +12,7 @@ from batchwright.base.errors import SpecError
 from batchwright.batches.settings import Asked, Batching, Scope, Shuffle
 from batchwright.batches.types import TrainingBatch
 from batchwright.loaders.loader import Loader
-from batchwright.loaders.rollout_batches import RolloutStream
-from batchwright.loaders.rollout_data import open_rollouts
+from batchwright.loaders.rollout_data import RolloutStream, open_rollouts
 from batchwright.loaders.rollout_logged import TrainerPolicy, open_log
 from batchwright.prepare.tokenizers import resolve_tokenizer
 from batchwright.rl.estimate import Advantages

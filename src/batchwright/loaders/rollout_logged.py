@@ -19,11 +19,10 @@ from batchwright.base.errors import EndOfRun, NotReadyError, PlanError, SampleEr
 from batchwright.batches.ranks import find_ranks
 from batchwright.batches.settings import Asked
 from batchwright.batches.types import TrainingBatch
-from batchwright.loaders.budget import Budget, budget_of
 from batchwright.loaders.interface import Made, Making, Record, state_at
-from batchwright.loaders.rollout_batches import BatchMaker, RolloutStream
+from batchwright.loaders.rollout_data import BatchMaker, RolloutStream
 from batchwright.loaders.run import Run
-from batchwright.loaders.steps import Steps
+from batchwright.loaders.steps import Budget, Steps, budget_of
 from batchwright.order.budget import refuse_wide_rows
 from batchwright.order.plan import Plan, PlanSource, State
 from batchwright.order.schedule import ORDER_VERSION

@@ -14,9 +14,8 @@ from batchwright.base.errors import EndOfRun, PlanError, SpecError
 from batchwright.base.words import counted
 from batchwright.batches.ranks import Ranks
 from batchwright.batches.settings import SETTINGS, Asked
-from batchwright.loaders.budget import Budget, budget_of, cost_of
 from batchwright.loaders.interface import Record, Stream
-from batchwright.loaders.steps import AnyCut, Steps
+from batchwright.loaders.steps import AnyCut, Budget, Steps, budget_of, cost_of
 from batchwright.order.balance import Balancing
 from batchwright.order.budget import Blocks, BudgetCut, refuse_wide_rows
 from batchwright.order.epochs import Epochs

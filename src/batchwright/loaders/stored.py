@@ -18,11 +18,10 @@ from batchwright.batches.samples import SampleRows
 from batchwright.batches.settings import Asked, Fields
 from batchwright.batches.types import TrainingBatch
 from batchwright.batches.window import WindowRows
-from batchwright.loaders.blocks import BlockStream, CountedBatches
+from batchwright.loaders.blocks import BlockStream, CountedBatches, PlannedBatches
 from batchwright.loaders.interface import Making, Record
 from batchwright.loaders.loader import Loader
 from batchwright.loaders.packed import open_samples, spec_of_entry
-from batchwright.loaders.planned import PlannedBatches
 from batchwright.loaders.read_ahead import start_read_ahead
 from batchwright.loaders.run import Run
 from batchwright.order.plan import Plan, with_record
