@@ -435,7 +435,7 @@ class PlannedBatches(FlowBatches):
     def _metadata(self, block: Block, step: Step) -> dict[str, Any]:
         real = step.real_positions
         facts = self._facts(block, 0, len(step.mine)) | {"global_rows": len(real)} | self._totals(real)
-        return facts | step.told() | {"state": self.steps.state(step, self.plan, self.record)}
+        return facts | step.told() | {"state": self.steps.state(step)}
 
 
 def _picked(step: Step) -> Picked:

@@ -113,14 +113,7 @@ class RowStream(UnkeptStream[RowBatch]):
         )
 
     def settings(self) -> dict[str, Any]:
-        plan = self.plan
-        return {
-            "version": self.version.number,
-            "content": plan.sources[0].fingerprint,
-            "seed": plan.seed,
-            "shuffle": plan.shuffle,
-            "epoch_end": plan.epoch_end,
-        }
+        return {"version": self.version.number, **super().settings()}
 
     def of_other_content(self, theirs: Mapping[str, Any]) -> PlanError:
         mine = self.settings()

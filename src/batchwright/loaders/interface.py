@@ -222,9 +222,11 @@ class UnkeptStream(Stream[B]):
     mark: str
     of_another_plan = "open the loader with the settings of that run"
 
-    @abstractmethod
     def settings(self) -> dict[str, Any]:
         """The settings that a state belongs to. "content" names the rows."""
+        plan = self.plan
+        content = plan.sources[0].fingerprint
+        return {"content": content, "seed": plan.seed, "shuffle": plan.shuffle, "epoch_end": plan.epoch_end}
 
     @abstractmethod
     def of_other_content(self, theirs: Mapping[str, Any]) -> PlanError:

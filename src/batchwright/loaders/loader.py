@@ -30,7 +30,7 @@ from batchwright.batches.settings import SETTINGS, Asked
 from batchwright.batches.sync import Standing, SyncReport, check_standing, digests_of_next
 from batchwright.loaders.interface import B, Batches, DataLoader, Made, Making, Record, Stream, state_at
 from batchwright.loaders.run import Run
-from batchwright.loaders.steps import budget_state, check_budget_state, refuse_other_kind
+from batchwright.loaders.steps import budget_state, refuse_other_cut
 from batchwright.order.budget import BudgetCut
 from batchwright.order.plan import Plan, State
 from batchwright.order.resume_check import refuse_state
@@ -50,16 +50,6 @@ class Loader(DataLoader[B]):
 
     Batch sizes are global: each rank gets its share of every batch.
     """
-
-    def __new__(cls, *_: Any, **settings: Any) -> Self:
-        if "alignment" in settings:  # a setting of earlier builds
-            raise SpecError(
-                "alignment= is gone: every batch has labels and targets",
-                parameter="alignment",
-                remedy="leave it out, and use batch.labels for models that shift labels (Hugging Face), "
-                "batch.targets for a loop of your own",
-            )
-        return super().__new__(cls)
 
     def __init__(
         self,
@@ -371,9 +361,7 @@ class Loader(DataLoader[B]):
                 parameter="batch_tokens",
                 remedy="open the loader with the plan of the state, or start anew, without it",
             )
-        refuse_other_kind(steps, run.budget)
-        if run.budget is not None:
-            check_budget_state(state, position, steps, run.blocks, stream.pad_to)
+        refuse_other_cut(state, position, steps, run)
         if run.budget is not None or steps[-1][2] != run.batch_size:
             continued = run.continued(steps, position, run.batch_size)
         else:
@@ -532,7 +520,7 @@ def _read(state: Mapping[str, Any]) -> tuple[int, str, Record]:
     try:
         position, plan = index(state["position"]), state["plan"]
         steps = [[index(number) for number in entry] for entry in state["steps"]]
-        if not 0 <= position <= NEVER or not _is_record(steps):
+        if not 0 <= position <= NEVER or not _is_record(steps) or steps[-1][1] > position:
             raise ValueError
     except (KeyError, IndexError, TypeError, ValueError):
         raise PlanError(

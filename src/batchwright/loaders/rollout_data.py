@@ -24,7 +24,7 @@ from batchwright.batches.types import TrainingBatch
 from batchwright.loaders.interface import Made, Making, Record, UnkeptStream
 from batchwright.loaders.planning import refuse_other_settings, shuffle_of
 from batchwright.loaders.run import Run
-from batchwright.loaders.steps import Step, Steps
+from batchwright.loaders.steps import Step, Steps, end_without_meaning
 from batchwright.loaders.stored import padding_of
 from batchwright.order.plan import Plan, PlanSource, State
 from batchwright.order.schedule import ORDER_VERSION
@@ -198,11 +198,7 @@ def open_rollouts(
     """The stream over a finished set of rollouts. Settings in `of_a_log` are refused."""
     _refuse_log(rollout_data, of_a_log)
     if asked["batch_tokens"] is not None and asked["epoch_end"] == "drop":
-        raise SpecError(
-            "epoch_end='drop' has no meaning with batch_tokens: an epoch's last batch has the rows that are left",
-            parameter="epoch_end",
-            remedy="leave out epoch_end=: nothing is dropped",
-        )
+        raise end_without_meaning("drop")
     rollouts = read(rollout_data)
     return RolloutSetStream(_plan_of(rollouts, asked, plan), asked, RolloutRows(rollouts, how["estimator"]), how)
 
@@ -237,11 +233,6 @@ class RolloutSetStream(RolloutStream):
     def longest_row(self) -> tuple[int, dict[str, Any]]:
         row = int(self.rows.lengths.argmax())
         return int(self.rows.lengths[row]), {"row": row}
-
-    def settings(self) -> dict[str, Any]:
-        plan = self.plan
-        content = plan.sources[0].fingerprint
-        return {"content": content, "seed": plan.seed, "shuffle": plan.shuffle, "epoch_end": plan.epoch_end}
 
     def refusal(self, theirs: Mapping[str, Any]) -> PlanError | None:
         if "log" in theirs:
@@ -289,7 +280,7 @@ class RolloutSetBatches:
 
     def _batch(self, step: Step) -> TrainingBatch:
         stream = self.stream
-        state = self.steps.state(step, stream.plan.fingerprint, self.record) | stream.extra_state(step.after)
+        state = self.steps.state(step) | stream.extra_state(step.after)
         return self.maker.make(stream.rows, stream.rows_at(step.positions), step, stream.facts, state)
 
 

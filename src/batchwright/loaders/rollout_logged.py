@@ -33,7 +33,7 @@ from batchwright.rollouts.aligned import RolloutRows
 from batchwright.rollouts.log.groups import Group
 from batchwright.rollouts.log.log import RolloutLog
 
-__all__ = ["LogReader", "LogStream", "TrainerPolicy", "open_log"]
+__all__ = ["LogReader", "LogStream", "open_log"]
 
 logger: logging.Logger = logging.getLogger("batchwright")
 
@@ -44,7 +44,7 @@ _WIDEST = 1 << 31
 def open_log(
     log: RolloutLog,
     read: Callable[..., Rollouts],
-    policy: TrainerPolicy,
+    max_staleness: int | None,
     timeout: float,
     asked: Asked,
     of_data: Mapping[str, Any],
@@ -53,15 +53,8 @@ def open_log(
 ) -> tuple[LogStream, Asked]:
     """The stream over a log, and the settings for the cursor over it. Settings in `of_data` are refused."""
     _refuse_settings_of_a_set(asked, of_data)
-    budget = budget_of(
-        asked["batch_tokens"],
-        asked["row_multiple"],
-        batch_size=asked["batch_size"],
-        epoch_end="short",
-        world=find_ranks(*ranks, asked["mesh"]).world_size,
-        uneven=bool(asked["uneven"]) or asked["equal_counts"] is False,
-    )
-    reader = LogReader(log, read, how["estimator"], policy, timeout, by_count=budget is None)
+    budget = budget_of(asked, epoch_end="short", world=find_ranks(*ranks, asked["mesh"]).world_size)
+    reader = LogReader(log, read, how["estimator"], max_staleness, timeout, by_count=budget is None)
     if budget is not None:  # the cursor counts rows; the number of rows of a batch is learned by reading
         asked = asked.changed(batch_size=1, batch_tokens=None, row_multiple=None, uneven=True)
     return LogStream(_plan_of_log(log, asked.get("epoch_end", "short")), asked, reader, budget, how), asked
@@ -113,7 +106,6 @@ class LogStream(RolloutStream):
         super().__init__(plan, asked, _WIDEST, **how)
         self.reader: LogReader = reader
         self.log: RolloutLog = reader.log
-        self.policy: TrainerPolicy = reader.policy
         self.budget: Budget | None = budget
 
     def open(self, run: Run, rows: int, record: Record, making: Making) -> LogBatches:
@@ -174,24 +166,6 @@ class LogStream(RolloutStream):
         return f"├─ {how}\n└─ " + repr(self.log).replace("\n", "\n ")
 
 
-@dataclass(slots=True)
-class TrainerPolicy:
-    """The version of the trainer's weights, and the limit of the age of groups."""
-
-    version: int | None = None
-    max_staleness: int | None = None
-
-    def update(self, version: int) -> None:
-        version = at_least(0, policy_version=version)
-        if self.version is not None and version < self.version:
-            raise SpecError(
-                f"policy_version went backwards: {version} after {self.version}",
-                parameter="policy_version",
-                remedy="the number of updates so far; after going back to a checkpoint, load_state_dict(state) first",
-            )
-        self.version = version
-
-
 @dataclass(frozen=True, slots=True)
 class LogRows:
     """Some consecutive rows of the stream."""
@@ -217,12 +191,25 @@ class LogReader:
     log: RolloutLog
     read: Callable[[list[dict[str, Any]]], Rollouts]
     estimator: Advantages
-    policy: TrainerPolicy
+    max_staleness: int | None
     timeout: float = 0.0
     by_count: bool = True
     """Whether batches are cut by rows, not by tokens."""
     method: str | None = None
     """The method of advantages: known when the first rows are."""
+    policy_version: int | None = None
+    """The version of the trainer's weights."""
+
+    def update(self, version: int) -> None:
+        """Note the version of the trainer's weights."""
+        version = at_least(0, policy_version=version)
+        if self.policy_version is not None and version < self.policy_version:
+            raise SpecError(
+                f"policy_version went backwards: {version} after {self.policy_version}",
+                parameter="policy_version",
+                remedy="the number of updates so far; after going back to a checkpoint, load_state_dict(state) first",
+            )
+        self.policy_version = version
 
     def fetch(self, position: int, num_rows: int, *, needed: bool = True, decides: bool = True) -> LogRows | None:
         """`num_rows` rows from a position on; fewer at the end of the log, and None if it has no more.
@@ -259,8 +246,8 @@ class LogReader:
             return num_uses
         return self.log.take_uses(
             last_use,
-            policy_version=self.policy.version,
-            max_staleness=self.policy.max_staleness,
+            policy_version=self.policy_version,
+            max_staleness=self.max_staleness,
             timeout=self.timeout if needed else 0.0,
         )
 
@@ -353,7 +340,7 @@ class LogBatches:
         found = self.stream.reader.fetch(position, rows)
         if found is None or found.count == rows or self.stream.plan.epoch_end != "drop":
             return found
-        if not self.steps.rank:
+        if not self.steps.run.ranks.rank:
             text = "batch_size=%d drops the last %d rows of the log; epoch_end='short' keeps them"
             logger.warning(text, rows, found.count)
         return None
@@ -380,7 +367,7 @@ class LogBatches:
 
     def _rows_that_fit(self, found: LogRows, position: int, budget: Budget) -> int:
         """The number of rows, from the first on, that make a batch: a multiple of row_multiple if there are enough."""
-        widths = self.steps.widths_of(np.maximum.accumulate(found.lengths))
+        widths = self.stream.widths_of(np.maximum.accumulate(found.lengths))
         try:
             # Only if no batch can be made without such a row. Otherwise the rows before it are a batch first.
             refuse_wide_rows(widths[: budget.row_multiple], budget.batch_tokens, budget.row_multiple)

@@ -49,15 +49,7 @@ class Run:
     def of(cls, stream: Stream[Any], asked: Asked, ranks: Ranks, epochs: int | None) -> Run:
         """The run of a loader with these settings. They are checked against the stream before anything is read."""
         sharding = sharding_of(asked["sharding"])
-        equal_counts, uneven = asked.get("equal_counts", True), asked.get("uneven", False)
-        budget = budget_of(
-            asked["batch_tokens"],
-            asked["row_multiple"],
-            batch_size=asked["batch_size"],
-            epoch_end=stream.plan.epoch_end,
-            world=ranks.world_size,
-            uneven=uneven or not equal_counts,
-        )
+        budget = budget_of(asked, epoch_end=stream.plan.epoch_end, world=ranks.world_size)
         batch_size = 0
         if budget is None:
             batch_size = asked["batch_size"] or _default_batch(stream.plan)
@@ -67,9 +59,9 @@ class Run:
             batch_size=batch_size,
             num_epochs=epochs,
             budget=budget,
-            cost=cost_of(asked["balance"], equal_counts=equal_counts, sharding=sharding),
-            equal_counts=equal_counts,
-            uneven=uneven,
+            cost=cost_of(asked, sharding),
+            equal_counts=asked.get("equal_counts", True),
+            uneven=asked.get("uneven", False),
             sharding=sharding,
         )
         run.check_share(run.batch_size, 0)
@@ -169,18 +161,7 @@ class Run:
 
     def steps(self, rows: int, record: Record) -> Steps:
         """The steps of this run, planned from the lengths of rows."""
-        return Steps(
-            cut=self.cut(rows, record),
-            end=self.end,
-            rank=self.ranks.rank,
-            world=self.ranks.world_size,
-            sharding=self.sharding,
-            lengths_at=self.stream.lengths_at,
-            widths_of=self.stream.widths_of,
-            cost=self.cost,
-            equal_counts=self.equal_counts,
-            pad_to=self.stream.pad_to,
-        )
+        return Steps(self, self.cut(rows, record), record)
 
     # Ends
 
