@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -303,15 +304,13 @@ def end_of_mixture(plan: Plan, *, num_rows: int | None, num_tokens: int | None, 
     at_least(plan.row_tokens, num_tokens=num_tokens)
     if plan.pad is None:
         return num_tokens // plan.row_tokens
-    widths = [plan.tokens_per_row(source) for source in plan.all_sources]  # padding does not count
-    low, high = 0, int(num_tokens // min(widths))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if sum(width * count for width, count in zip(widths, plan.order.given(middle), strict=True)) <= num_tokens:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+    widths = [plan.tokens_per_row(source) for source in plan.all_sources]
+
+    def tokens_in(rows: int) -> float:
+        """Tokens of the first rows, without padding."""
+        return sum(width * count for width, count in zip(widths, plan.order.given(rows), strict=True))
+
+    return bisect_right(range(int(num_tokens // min(widths)) + 1), float(num_tokens), key=tokens_in) - 1
 
 
 def refuse_ends(has_weights: bool, whose: str, remedy: str, **ends: Any) -> None:

@@ -44,11 +44,13 @@ from batchwright.order.sharding import Share
 from batchwright.order.split import Cut
 from batchwright.sources.units import Unit
 
-__all__ = ["Document", "RawDocuments", "RawPlan", "RawRow", "RawRows", "RawStream", "open_raw"]
+__all__ = ["RawStream", "open_raw"]
 
 _FIRST_TEXT = 1 << 14
 """Characters tokenised at first: the first batch should not wait for more than it needs. Doubled up to _MOST_TEXT."""
 _MOST_TEXT = 1 << 20
+_SHUFFLE_ROWS = 1024
+"""Rows of a window of the shuffle, by default."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +88,7 @@ class Document(NamedTuple):
 
 
 Tokenised = Iterator[tuple[Document, NDArray[Any]]]
+OnePlace = Place[Document] | None
 
 
 class SavedPlace(msgspec.Struct, kw_only=True):
@@ -142,6 +145,22 @@ class RawDocuments:
                 first = 0
         yield from self._encoded(waiting, texts)
 
+    def read_from(self, place: Place[Document]) -> Tokenised:
+        """The documents from a place on. The first must be the place's own document."""
+        expected, documents = place.document, self.read(place.document)
+        file = self.parts[expected.part].file
+        for document, tokens in documents:
+            if document != expected or place.skip >= len(tokens):
+                raise PlanError(
+                    f"record {expected.record} of {file} is not what it was when the state was saved",
+                    file=file,
+                    row=expected.record,
+                    remedy="the file as it was then, or start the run anew",
+                )
+            yield document, tokens
+            break
+        yield from documents
+
     def _encoded(self, waiting: list[tuple[int, int, int]], texts: list[str]) -> Tokenised:
         def locate(number: int) -> tuple[Unit, int, int]:
             part, first, record = waiting[number]
@@ -180,9 +199,6 @@ class RawDocuments:
         )
 
 
-# Rows of an epoch
-
-
 class RawRow(msgspec.Struct):  # faster to create than other classes; there is one for each row
     """A row in the order of the stream."""
 
@@ -192,89 +208,6 @@ class RawRow(msgspec.Struct):  # faster to create than other classes; there is o
     """The place at which the row begins."""
     following: Place[Document]
     """The place at which reading must begin for the next row."""
-
-
-class RawRows:
-    """The rows of an epoch over raw files, from any row with a known place."""
-
-    plan: RawPlan
-    documents: RawDocuments
-
-    def __init__(self, documents: RawDocuments, plan: RawPlan) -> None:
-        self.documents, self.plan = documents, plan
-
-    def read(self, epoch: int, row: int, place: Place[Document] | None, at_once: int) -> Iterator[RawRow]:
-        """Rows from `row` of an epoch on, cut `at_once` at a time if they are not shuffled in windows.
-
-        `place` is the place at which reading must begin: the start of the row's shuffle window, which must be complete.
-        None: unknown, so everything before it is read.
-        """
-        plan, offset = self.plan, self._offset(epoch)
-        at, skip = 0, offset
-        if place is not None:
-            at, skip = row - row % (plan.shuffle_rows or 1), place.skip
-        feed = WindowFeed(self._documents(place, is_ring=offset > 0), plan.row_tokens, skip)
-        while plan.known_rows is None or at < plan.known_rows:
-            wanted = plan.shuffle_rows or at_once
-            if plan.known_rows is not None:
-                wanted = min(wanted, plan.known_rows - at)
-            window = self._window(feed, wanted, epoch, at)
-            yield from window[max(row - at, 0) :]
-            at += len(window)
-            if len(window) < wanted:
-                break
-        if at < row and place is None:
-            raise PlanError(f"row {row:,} is outside of the files", remedy=f"a position from 0 to {at:,}")
-
-    def _window(self, feed: WindowFeed[Document], wanted: int, epoch: int, at: int) -> list[RawRow]:
-        """The next rows of a feed, shuffled by the plan. The first is row `at` of the epoch."""
-        taken = feed.take(wanted)
-        origins, following = taken.places[:-1], taken.places[1:]
-        if not self.plan.shuffle_rows or not origins:
-            return list(map(RawRow, taken.tokens, taken.borders, origins, following))
-        following = [origins[0]] * (len(origins) - 1) + following[-1:]  # inside a window, from its beginning
-        order = permutation(len(origins), self.plan.seed, self.plan.sources[0].name, epoch, "window", at)
-        shuffled = order.at(range(len(origins))).tolist()
-        return [
-            RawRow(taken.tokens[row], taken.borders[row], origins[row], after)
-            for row, after in zip(shuffled, following, strict=True)
-        ]
-
-    def _offset(self, epoch: int) -> int:
-        """The first token of an epoch's first row. As in a store, later epochs cut rows at other places."""
-        if not self.plan.recut or not epoch:
-            return 0
-        return key_of("recut", self.plan.seed, self.plan.sources[0].name, epoch) % self.plan.row_tokens
-
-    def _documents(self, place: Place[Document] | None, is_ring: bool) -> Tokenised:
-        if place is None:
-            yield from self.documents.read()
-        else:
-            yield from self._checked(place)
-        if is_ring:  # the last row of a later epoch wraps from the end of the files to their beginning
-            yield from self.documents.read()
-
-    def _checked(self, place: Place[Document]) -> Tokenised:
-        """The documents from a place on. The first must be the place's own document."""
-        expected, documents = place.document, self.documents.read(place.document)
-        file = self.documents.parts[expected.part].file
-        for document, tokens in documents:
-            if document != expected or place.skip >= len(tokens):
-                raise PlanError(
-                    f"record {expected.record} of {file} is not what it was when the state was saved",
-                    file=file,
-                    row=expected.record,
-                    remedy="the file as it was then, or start the run anew",
-                )
-            yield document, tokens
-            break
-        yield from documents
-
-
-_SHUFFLE_ROWS = 1024
-"""Rows of a window of the shuffle, by default."""
-
-OnePlace = Place[Document] | None
 
 
 @dataclass(slots=True)
@@ -329,6 +262,54 @@ class RawStream(BlockStream):
 
     def open(self, run: Run, rows: int, record: Record, making: Making) -> _RawBatches:
         return _RawBatches(self, run, rows, record, making)
+
+    # Rows of an epoch
+
+    def read(self, epoch: int, row: int, place: OnePlace, at_once: int) -> Iterator[RawRow]:
+        """Rows from `row` of an epoch on, cut `at_once` at a time if they are not shuffled in windows.
+
+        `place` is the place at which reading must begin: the start of the row's shuffle window, which must be complete.
+        None: unknown, so everything before it is read.
+        """
+        plan, offset = self.plan, self._offset(epoch)
+        at, skip, documents = 0, offset, self.documents.read()
+        if place is not None:
+            at, skip = row - row % (plan.shuffle_rows or 1), place.skip
+            documents = self.documents.read_from(place)
+        if offset:  # the last row of a later epoch wraps from the end of the files to their beginning
+            documents = itertools.chain(documents, self.documents.read())
+        feed = WindowFeed(documents, plan.row_tokens, skip)
+        while plan.known_rows is None or at < plan.known_rows:
+            wanted = plan.shuffle_rows or at_once
+            if plan.known_rows is not None:
+                wanted = min(wanted, plan.known_rows - at)
+            window = self._window(feed, wanted, epoch, at)
+            yield from window[max(row - at, 0) :]
+            at += len(window)
+            if len(window) < wanted:
+                break
+        if at < row and place is None:
+            raise PlanError(f"row {row:,} is outside of the files", remedy=f"a position from 0 to {at:,}")
+
+    def _window(self, feed: WindowFeed[Document], wanted: int, epoch: int, at: int) -> list[RawRow]:
+        """The next rows of a feed, shuffled by the plan. The first is row `at` of the epoch."""
+        taken = feed.take(wanted)
+        origins, following = taken.places[:-1], taken.places[1:]
+        if not self.plan.shuffle_rows or not origins:
+            return list(map(RawRow, taken.tokens, taken.borders, origins, following))
+        following = [origins[0]] * (len(origins) - 1) + following[-1:]  # inside a window, from its beginning
+        order = permutation(len(origins), self.plan.seed, self.plan.sources[0].name, epoch, "window", at)
+        shuffled = order.at(range(len(origins))).tolist()
+        return [
+            RawRow(taken.tokens[row], taken.borders[row], origins[row], after)
+            for row, after in zip(shuffled, following, strict=True)
+        ]
+
+    def _offset(self, epoch: int) -> int:
+        """The first token of an epoch's first row. As in a store, later epochs cut rows at other places."""
+        if not self.plan.recut or not epoch:
+            return 0
+        return key_of("recut", self.plan.seed, self.plan.sources[0].name, epoch) % self.plan.row_tokens
 
     # Facts learned by reading
 
@@ -402,8 +383,7 @@ class _RawBatches(BlockBatches):
         super().__init__(stream, run, record, making)
         self.cut: Cut = run.cut_by_count(rows)
         self.share: Callable[[int], Share] = run.share
-        self.rows: RawRows = RawRows(stream.documents, stream.plan)
-        self.fields: Fields = stream.fields
+        self.stream: RawStream = stream
         self.cursor: _Cursor = stream.cursor
         self.num_epochs: int | None = run.num_epochs
         self.counted_rows: int | None = None
@@ -446,17 +426,17 @@ class _RawBatches(BlockBatches):
         """Steps from a position to the end of the run; of its epoch, if its end is not known yet."""
         while not self.cut.is_over(position := self.cut.settle(position), self.end):
             position = yield from self._made_in_epoch(position)
-            if self.rows.plan.known_rows is None:
+            if self.stream.plan.known_rows is None:
                 return
 
     def _made_in_epoch(self, position: int) -> Generator[_Step, None, int]:
         """Steps from a position to the end of its epoch. Returns the position after them."""
-        batch_rows, plan = self.cut.rows_per_step, self.rows.plan
+        batch_rows, plan = self.cut.rows_per_step, self.stream.plan
         epoch, row = divmod(position, plan.known_rows or NEVER)
         place = None
         if row and self.cursor.position == position:  # else it may still hold the end of the previous epoch
             place = self.cursor.place
-        rows = self.rows.read(epoch, row, place, batch_rows)
+        rows = self.stream.read(epoch, row, place, batch_rows)
         while len(step := list(itertools.islice(rows, batch_rows))) == batch_rows:
             row += batch_rows
             after, place = position + batch_rows, step[-1].following
@@ -472,11 +452,11 @@ class _RawBatches(BlockBatches):
 
     def _counted(self, epoch_rows: int) -> int:
         """Return the rows of a finished epoch, or raise the error for too few rows."""
-        tokens, known = self.row_tokens, self.rows.plan.known_rows
+        tokens, known = self.row_tokens, self.stream.plan.known_rows
         if known is not None and epoch_rows != known:
             raise PlanError(
                 f"an epoch had {known:,} rows, and has {epoch_rows:,} now: the files have changed",
-                source=self.rows.plan.sources[0].name,
+                source=self.stream.plan.sources[0].name,
                 remedy="the files as they were, or start the run anew",
             )
         if not epoch_rows:
@@ -501,17 +481,17 @@ class _RawBatches(BlockBatches):
         for target, row in zip(tokens, mine, strict=True):
             target[:] = row.tokens
         block = Block(tokens, np.zeros(len(mine), np.int32), position + real, task.weights())
-        if self.fields.need_borders:
-            add_border_fields(block, [row.borders for row in mine], self.fields)
+        if self.stream.fields.need_borders:
+            add_border_fields(block, [row.borders for row in mine], self.stream.fields)
         mask_padding(block)
         return _Step(block, after, place, [row.origin for row in rows])
 
     def _raw_metadata(
         self, block: Block, after: int, place: OnePlace, origins: list[Place[Document]]
     ) -> dict[str, Any]:
-        task, documents = self._task(0, len(origins)), self.rows.documents
+        task, documents = self._task(0, len(origins)), self.stream.documents
         begins = [documents.describe(origins[row]) for row in task.live_rows().tolist()]
-        state = state_at(after, self.plan, self.record) | _extra_state(documents, place, self.rows.plan)
+        state = state_at(after, self.plan, self.record) | _extra_state(documents, place, self.stream.plan)
         return {
             **self._facts(block, 0, task.num_rows),
             "global_rows": task.real_rows,
