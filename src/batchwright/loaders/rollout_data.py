@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -36,25 +36,25 @@ from batchwright.rollouts.log.folder import LEDGER_NAME
 from batchwright.store.plans import find_plan, with_state_read
 from batchwright.typing import PlanLike
 
-__all__ = ["BatchMaker", "RolloutSetStream", "RolloutStream", "open_rollouts"]
+__all__ = ["RolloutBatches", "RolloutSetStream", "RolloutStream", "open_rollouts"]
 
 _MAX_ARRAYS = 12
 """Arrays of a batch, at most."""
 _FIELDS = ("input_ids", "targets", "loss_mask", "attention_mask")
 
 
-@dataclass(slots=True)
-class BatchMaker:
-    """The common part of all batches of a loader, and the memory for making them.
+class RolloutBatches:
+    """One rank's batches of rollouts, and the memory for making them.
 
     Positions in metadata stay NumPy arrays, because they are for the loader, not for the model.
     """
 
-    padding: Padding
-    pad: int
-    framework: str
-    tokenizer: str | None = None
-    pool: BlockPool = field(default_factory=lambda: BlockPool(_MAX_ARRAYS))
+    def __init__(self, stream: RolloutStream, run: Run, rows: int, record: Record, making: Making) -> None:
+        self.stream: RolloutStream = stream
+        self.steps: Steps = run.steps(rows, record)
+        self.record: Record = record
+        self.framework: str = making.framework
+        self.pool: BlockPool = BlockPool(_MAX_ARRAYS)
 
     def make(
         self,
@@ -69,7 +69,8 @@ class BatchMaker:
         `index` has the row of each position of the step, on all ranks; `facts` are further columns, one number per row.
         """
         mine, real = index[step.mine], index
-        padded = rows.padded(mine, step.width, pad=self.pad, left=self.padding.left, allocate=self._allocate)
+        pad, left = self.stream.pad, self.stream.padding.left
+        padded = rows.padded(mine, step.width, pad=pad, left=left, allocate=self._allocate)
         weight = np.ones(len(mine), np.float32)
         if step.weight is not None:
             real, weight = index[step.weight > 0], step.weight[step.mine]
@@ -96,8 +97,8 @@ class BatchMaker:
         if rows.rollouts.group is not None:
             metadata["global_groups"] = len(np.unique(rows.rollouts.group[real]))
         metadata |= step.told()
-        if self.tokenizer:
-            metadata["tokenizer"] = self.tokenizer
+        if self.stream.tokenizer:
+            metadata["tokenizer"] = self.stream.tokenizer
         return {**metadata, "state": state}
 
     def _converted(self, arrays: dict[str, NDArray[Any]]) -> dict[str, Any]:
@@ -114,9 +115,6 @@ class BatchMaker:
             return self.pool.take(rows, width)
         floats = self.pool.take(1, (rows * width + 1) // 2).view(np.float32)
         return floats[0, : rows * width].reshape(shape)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return BatchMaker, (self.padding, self.pad, self.framework, self.tokenizer)
 
 
 class RolloutStream(UnkeptStream[TrainingBatch]):
@@ -144,9 +142,6 @@ class RolloutStream(UnkeptStream[TrainingBatch]):
         self.widest: int = _widest(pad_to, longest)
         self.padding: Padding = padding_of(pad_to, asked.get("padding_side", "right"), self.widest)
         self.pad_to: Any = self.padding.as_json
-
-    def maker(self, framework: str) -> BatchMaker:
-        return BatchMaker(self.padding, self.pad, framework, self.tokenizer)
 
     def widths_of(self, longest: NDArray[np.int64]) -> NDArray[np.int64]:
         return np.maximum(self.padding.widths(longest, self.widest), longest)
@@ -213,7 +208,7 @@ class RolloutSetStream(RolloutStream):
         self._looked_up: tuple[int, NDArray[np.int64]] | None = None
 
     def open(self, run: Run, rows: int, record: Record, making: Making) -> RolloutSetBatches:
-        return RolloutSetBatches(self, run.steps(rows, record), self.maker(making.framework), record)
+        return RolloutSetBatches(self, run, rows, record, making)
 
     def rows_at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """The rows at some positions. Thousands are looked up together, which mostly covers a whole step."""
@@ -260,14 +255,10 @@ class RolloutSetStream(RolloutStream):
         )
 
 
-@dataclass(slots=True)
-class RolloutSetBatches:
-    """One rank's batches of a run with fixed batch settings."""
+class RolloutSetBatches(RolloutBatches):
+    """One rank's batches of a finished set."""
 
     stream: RolloutSetStream
-    steps: Steps
-    maker: BatchMaker
-    record: Record
 
     def batches(self, position: int) -> Made[TrainingBatch]:
         """(batch, position after it) from a position to the end of the run."""
@@ -281,7 +272,7 @@ class RolloutSetBatches:
     def _batch(self, step: Step) -> TrainingBatch:
         stream = self.stream
         state = self.steps.state(step) | stream.extra_state(step.after)
-        return self.maker.make(stream.rows, stream.rows_at(step.positions), step, stream.facts, state)
+        return self.make(stream.rows, stream.rows_at(step.positions), step, stream.facts, state)
 
 
 def _refuse_log(rollout_data: Any, of_a_log: Mapping[str, Any]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
@@ -20,9 +20,9 @@ from batchwright.batches.ranks import find_ranks
 from batchwright.batches.settings import Asked
 from batchwright.batches.types import TrainingBatch
 from batchwright.loaders.interface import Made, Making, Record, state_at
-from batchwright.loaders.rollout_data import BatchMaker, RolloutStream
+from batchwright.loaders.rollout_data import RolloutBatches, RolloutStream
 from batchwright.loaders.run import Run
-from batchwright.loaders.steps import Budget, Steps, budget_of
+from batchwright.loaders.steps import Budget, budget_of
 from batchwright.order.budget import refuse_wide_rows
 from batchwright.order.plan import Plan, PlanSource, State
 from batchwright.order.schedule import ORDER_VERSION
@@ -109,7 +109,7 @@ class LogStream(RolloutStream):
         self.budget: Budget | None = budget
 
     def open(self, run: Run, rows: int, record: Record, making: Making) -> LogBatches:
-        return LogBatches(self, run.steps(rows, record), self.maker(making.framework), record)
+        return LogBatches(self, run, rows, record, making)
 
     def widths_of(self, longest: NDArray[np.int64]) -> NDArray[np.int64]:
         widths = super().widths_of(longest)
@@ -289,19 +289,15 @@ class LogReader:
         error.remedy = f"{error.remedy}; to go on behind this group: loader.seek(position={after}), on all ranks"
 
 
-@dataclass(slots=True)
-class LogBatches:
+class LogBatches(RolloutBatches):
     """One rank's batches of a log, by count or by token budget."""
 
     stream: LogStream
-    steps: Steps
-    maker: BatchMaker
-    record: Record
-    _guess: int = field(init=False)
-    """Rows to look at for the next batch of a budget."""
 
-    def __post_init__(self) -> None:
-        self._guess = self.stream.log.group_size
+    def __init__(self, stream: LogStream, run: Run, rows: int, record: Record, making: Making) -> None:
+        super().__init__(stream, run, rows, record, making)
+        self._guess: int = stream.log.group_size
+        """Rows to look at for the next batch of a budget."""
         if self.stream.budget is not None:
             self._guess += self.stream.budget.row_multiple
 
@@ -398,4 +394,4 @@ class LogBatches:
         num_rows = -(-found.count // multiple) * multiple
         positions = position + np.arange(found.count)
         step = self.steps.of(positions, found.lengths, num_rows, position + found.count)
-        return self.maker.make(found.rows, step.positions - position + found.first, step, found.facts, state)
+        return self.make(found.rows, step.positions - position + found.first, step, found.facts, state)
