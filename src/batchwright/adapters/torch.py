@@ -236,17 +236,12 @@ def _target(device: Any | None) -> torch.device:
     try:
         target = torch.device(device)
     except (RuntimeError, TypeError) as error:
-        raise SpecError(
-            f"torch knows no device {device!r}: {str(error).splitlines()[0]}",
-            parameter="device",
-            remedy='device="cpu", device="cuda" or device="cuda:0"',
-        ) from None
+        what = f"torch knows no device {device!r}: {str(error).splitlines()[0]}"
+        raise SpecError(what, parameter="device", remedy='device="cpu", device="cuda" or device="cuda:0"') from None
     if target.type == "cuda" and (target.index or 0) >= (num_devices := torch.cuda.device_count()):
-        raise SpecError(
-            f"device={str(target)!r} is not here: torch sees {num_devices} CUDA devices",
-            parameter="device",
-            remedy='device="cpu", or a torch that is built for CUDA, on a machine with a GPU',
-        )
+        what = f"device={str(target)!r} is not here: torch sees {num_devices} CUDA devices"
+        remedy = 'device="cpu", or a torch that is built for CUDA, on a machine with a GPU'
+        raise SpecError(what, parameter="device", remedy=remedy)
     return target
 
 
@@ -358,11 +353,8 @@ class TorchBatches(IterableDataset):  # type: ignore[misc]
 
 def _check_in_order(options: Mapping[str, Any]) -> None:
     if not options.get("in_order", True):
-        raise SpecError(
-            "in_order=False would hand over steps in another order, which no state can describe",
-            parameter="in_order",
-            remedy="leave in_order= out",
-        )
+        what = "in_order=False would hand over steps in another order, which no state can describe"
+        raise SpecError(what, parameter="in_order", remedy="leave in_order= out")
 
 
 def _as_it_is(batch: Any) -> Any:
@@ -464,11 +456,9 @@ class PoolLoader(TorchDataLoader):  # type: ignore[misc]
     def __init__(self, source: StreamingMixedShardDataset, rows: int, is_even: bool, **options: Any) -> None:
         for name in ("batch_size", "shuffle", "sampler", "batch_sampler", "collate_fn"):
             if name in options:
-                raise SpecError(
-                    f"{name}= is not for a mixed stream: it has its own order and batches",
-                    parameter=name,
-                    remedy="ds.loader(num_workers=2, batch_size=1024); the dataset's transform= changes batches",
-                )
+                what = f"{name}= is not for a mixed stream: it has its own order and batches"
+                remedy = "ds.loader(num_workers=2, batch_size=1024); the dataset's transform= changes batches"
+                raise SpecError(what, parameter=name, remedy=remedy)
         _check_in_order(options)
         self._kept_workers_at = None
         # Without workers, torch would pin in the loop with its own thread pool: 13 to 19 ms for 1 MB were seen.

@@ -171,24 +171,18 @@ def _stored_truncation(truncation: str) -> str:
 
 def _refuse_text(store: Store) -> None:
     if "chat" not in store.manifest.tokenizer:
-        raise SpecError(
-            f"{store.path} holds plain text: its tokens have no roles",
-            parameter="path",
-            file=store.path,
-            remedy="bake conversations with bw.chat(...), or PretrainDataLoader for text",
-        )
+        what = f"{store.path} holds plain text: its tokens have no roles"
+        remedy = "bake conversations with bw.chat(...), or PretrainDataLoader for text"
+        raise SpecError(what, parameter="path", file=store.path, remedy=remedy)
 
 
 def _refuse_other_length(store: Store, asked: Asked) -> None:
     baked, asked_length = store.manifest.tokenizer.get("chat", {}).get("keep_newest"), asked["max_length"]
     is_shortened = asked["truncation"] == "drop_oldest" or baked
     if is_shortened and asked_length is not None and baked != asked_length:
-        raise SpecError(
-            f"{store.path} was baked with keep_newest={baked}, and max_length={asked_length} asks for another",
-            parameter="max_length",
-            file=store.path,
-            remedy=f"bw.chat(..., keep_newest={asked_length}) in its recipe, or the raw files in place of the store",
-        )
+        what = f"{store.path} was baked with keep_newest={baked}, and max_length={asked_length} asks for another"
+        remedy = f"bw.chat(..., keep_newest={asked_length}) in its recipe, or the raw files in place of the store"
+        raise SpecError(what, parameter="max_length", file=store.path, remedy=remedy)
 
 
 def _store_of(path: Any, tokenizer: Any, chat_template: str | None, asked: Asked) -> Store:
@@ -202,11 +196,9 @@ def _store_of(path: Any, tokenizer: Any, chat_template: str | None, asked: Asked
             keep_newest = asked["max_length"]
         return bake_to_cache(recipe_of_conversations(path, tokenizer, chat_template, keep_newest))
     if chat_template is not None:
-        raise SpecError(
-            f"chat_template={chat_template!r} is for raw files, and {path} is a store",
-            parameter="chat_template",
-            remedy="leave out chat_template=, or say it when baking: bw.chat(...)",
-        )
+        what = f"chat_template={chat_template!r} is for raw files, and {path} is a store"
+        remedy = "leave out chat_template=, or say it when baking: bw.chat(...)"
+        raise SpecError(what, parameter="chat_template", remedy=remedy)
     return store
 
 

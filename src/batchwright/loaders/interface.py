@@ -142,11 +142,9 @@ class Stream(ABC, Generic[B]):
         return None
 
     def without_lengths(self) -> SpecError:
-        return SpecError(
-            "these rows have no lengths of their own: their batches are cut by count, and not balanced",
-            parameter="batch_tokens",
-            remedy="batch_size=8; tokens= and balance= are for packed text, conversations, rollouts and their mixtures",
-        )
+        what = "these rows have no lengths of their own: their batches are cut by count, and not balanced"
+        remedy = "batch_size=8; tokens= and balance= are for packed text, conversations, rollouts and their mixtures"
+        return SpecError(what, parameter="batch_tokens", remedy=remedy)
 
     # States
 
@@ -239,11 +237,8 @@ class UnkeptStream(Stream[B]):
                 continue
             if name == "content":
                 return self.of_other_content(theirs)
-            return PlanError(
-                f"this state belongs to a loader with {name}={theirs.get(name)!r}, and this one has {mine!r}",
-                parameter=name,
-                remedy=self.of_another_plan,
-            )
+            what = f"this state belongs to a loader with {name}={theirs.get(name)!r}, and this one has {mine!r}"
+            return PlanError(what, parameter=name, remedy=self.of_another_plan)
         return None
 
     def extra_state(self, position: int) -> dict[str, Any]:

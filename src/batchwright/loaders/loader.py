@@ -251,11 +251,8 @@ class Loader(DataLoader[B]):
         if batch_size is None:
             return self.batch_size
         if (tokens := self.batch_tokens) is not None:
-            raise SpecError(
-                f"batches of this loader are cut at {tokens:,} tokens, not at a number of rows",
-                parameter="batch_size",
-                remedy="leave batch_size= out",
-            )
+            what = f"batches of this loader are cut at {tokens:,} tokens, not at a number of rows"
+            raise SpecError(what, parameter="batch_size", remedy="leave batch_size= out")
         rows = at_least(1, batch_size=batch_size)
         self.this_run.check_share(rows, self._position)
         return rows
@@ -377,11 +374,8 @@ class Loader(DataLoader[B]):
         if (step is None) == (position is None):
             raise SpecError("seek takes step= or position=", parameter="step", remedy="seek(step=1000)")
         if self.stream.budget is not None and step is not None:
-            raise SpecError(
-                "batches of a log by tokens have no place that follows from their number",
-                parameter="step",
-                remedy="load_state_dict(state) of that step, or seek(position=...)",
-            )
+            what = "batches of a log by tokens have no place that follows from their number"
+            raise SpecError(what, parameter="step", remedy="load_state_dict(state) of that step, or seek(position=...)")
         run = self.this_run
         if step is not None:
             position = run.position_of(self.record, whole_number(step=step))
@@ -389,12 +383,8 @@ class Loader(DataLoader[B]):
         if end is None:
             end = NEVER
         if not 0 <= position <= end:
-            raise PlanError(
-                f"position {position} is outside this run",
-                step=step,
-                position=position,
-                remedy=f"a position from 0 to {end}",
-            )
+            remedy = f"a position from 0 to {end}"
+            raise PlanError(f"position {position} is outside this run", step=step, position=position, remedy=remedy)
         kept = [entry for entry in self.record if entry[1] <= position]
         if step is not None:
             kept = [entry for entry in self.record if entry[0] <= step]
@@ -543,7 +533,5 @@ def _default_framework() -> Framework:
 
 
 def _ended_by_newer() -> PlanError:
-    return PlanError(
-        "this iterator was ended by a newer one (or by get_batch): a loader has one cursor",
-        remedy="open a second loader to read twice at once",
-    )
+    remedy = "open a second loader to read twice at once"
+    return PlanError("this iterator was ended by a newer one (or by get_batch): a loader has one cursor", remedy=remedy)

@@ -125,12 +125,9 @@ def _members_of(name: Any, source: Any, chunk_size: int | None, split: str, has_
     if isinstance(source, list) and source and all(isinstance(member, Member) for member in source):
         return source  # opened already, as `batchwright plan` does
     if not isinstance(source, str | os.PathLike | Store):
-        raise SpecError(
-            f"a {type(source).__name__} cannot be a source of a mixture",
-            parameter="sources",
-            source=name,
-            remedy="sources={'web': 'web.store', ...}: stores, paths, or loaders over them, by name",
-        )
+        what = f"a {type(source).__name__} cannot be a source of a mixture"
+        remedy = "sources={'web': 'web.store', ...}: stores, paths, or loaders over them, by name"
+        raise SpecError(what, parameter="sources", source=name, remedy=remedy)
     if chunk_size is None:
         raise SpecError("how long is a row?", parameter="chunk_size", source=name, remedy="chunk_size=2048")
     store = source
@@ -158,12 +155,8 @@ def without_short(streams: list[TokenStream], chunk_size: int) -> list[TokenStre
 def _members_of_loader(name: Any, loader: Loader[Any], chunk_size: int | None, has_weights: bool) -> list[Member]:
     plan, stream = loader.plan, loader.stream
     if not isinstance(stream, StoreStream):
-        raise SpecError(
-            f"{name!r} does not read stores, so it has no row numbers to mix by",
-            parameter="sources",
-            source=name,
-            remedy="bake its data, and give the store",
-        )
+        what = f"{name!r} does not read stores, so it has no row numbers to mix by"
+        raise SpecError(what, parameter="sources", source=name, remedy="bake its data, and give the store")
     members = []
     for rows in stream.flow.stored:
         assert isinstance(rows.stream, TokenStream)
@@ -337,23 +330,16 @@ def _segments(members: Sequence[Member], asked: Asked, shares: Shares) -> Segmen
 def _refuse_caps(caps: Mapping[str, int], exhausted: str) -> None:
     for parameter, is_given in (("max_epochs", caps), ("exhausted", exhausted != "repeat")):
         if is_given:
-            raise SpecError(
-                "without weights every source is read equally often, so none can be capped",
-                parameter=parameter,
-                remedy="weights=, or epochs=",
-            )
+            what = "without weights every source is read equally often, so none can be capped"
+            raise SpecError(what, parameter=parameter, remedy="weights=, or epochs=")
 
 
 def _refuse_pairs_beside_others(members: Sequence[Member]) -> None:
     pairs = [member for member in members if member.rows is not None and member.rows.pairs]
     other = next((member for member in members if member not in pairs), None)
     if pairs and other is not None:
-        raise SpecError(
-            f"{pairs[0].name!r} has preference pairs, and {other.name!r} has not: a batch is of one kind",
-            parameter="sources",
-            source=other.name,
-            remedy="mix pairs with pairs alone",
-        )
+        what = f"{pairs[0].name!r} has preference pairs, and {other.name!r} has not: a batch is of one kind"
+        raise SpecError(what, parameter="sources", source=other.name, remedy="mix pairs with pairs alone")
 
 
 def _row_tokens(members: Sequence[Member], pad: int | None) -> int:
@@ -364,12 +350,9 @@ def _row_tokens(members: Sequence[Member], pad: int | None) -> int:
         return longest.row_tokens
     other = next((member for member in members if member.row_tokens != longest.row_tokens), None)
     if other is not None and all(member.rows is None for member in members):  # rows of samples are padded in any case
-        raise SpecError(
-            f"{longest.name!r} has rows of {longest.row_tokens:,} tokens, {other.name!r} of {other.row_tokens:,}",
-            parameter="chunk_size",
-            source=other.name,
-            remedy="one chunk_size for all, or pad= with the token id that fills up the shorter rows",
-        )
+        what = f"{longest.name!r} has rows of {longest.row_tokens:,} tokens, {other.name!r} of {other.row_tokens:,}"
+        remedy = "one chunk_size for all, or pad= with the token id that fills up the shorter rows"
+        raise SpecError(what, parameter="chunk_size", source=other.name, remedy=remedy)
     return longest.row_tokens
 
 
@@ -388,11 +371,8 @@ def _pool(shuffle: str, pool_rows: int | None, row_bytes: list[int]) -> tuple[in
     if shuffle == "pool":
         return blocks_for(pool_rows or max(_POOL_BYTES // sum(row_bytes), 1))
     if pool_rows is not None:
-        raise SpecError(
-            f"pool_rows= is for shuffle='pool'; this is shuffle={shuffle!r}",
-            parameter="pool_rows",
-            remedy="shuffle='pool', or leave out pool_rows=",
-        )
+        what = f"pool_rows= is for shuffle='pool'; this is shuffle={shuffle!r}"
+        raise SpecError(what, parameter="pool_rows", remedy="shuffle='pool', or leave out pool_rows=")
     return None
 
 

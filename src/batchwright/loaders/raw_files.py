@@ -77,12 +77,9 @@ def bake_to_cache(recipe: DatasetRecipe) -> Store:
     try:
         to.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise StoreError(
-            "there is no place for a cache",
-            folder=to.parent,
-            reason=os.strerror(error.errno or 0),
-            remedy="BATCHWRIGHT_HOME=FOLDER names another one; or streaming=True, which needs none",
-        ) from None
+        what = "there is no place for a cache"
+        remedy = "BATCHWRIGHT_HOME=FOLDER names another one; or streaming=True, which needs none"
+        raise StoreError(what, folder=to.parent, reason=os.strerror(error.errno or 0), remedy=remedy) from None
     is_first_try = True
     while True:
         try:

@@ -151,12 +151,9 @@ class RawDocuments:
         file = self.parts[expected.part].file
         for document, tokens in documents:
             if document != expected or place.skip >= len(tokens):
-                raise PlanError(
-                    f"record {expected.record} of {file} is not what it was when the state was saved",
-                    file=file,
-                    row=expected.record,
-                    remedy="the file as it was then, or start the run anew",
-                )
+                what = f"record {expected.record} of {file} is not what it was when the state was saved"
+                remedy = "the file as it was then, or start the run anew"
+                raise PlanError(what, file=file, row=expected.record, remedy=remedy)
             yield document, tokens
             break
         yield from documents
@@ -181,22 +178,16 @@ class RawDocuments:
         try:
             saved = msgspec.convert(described, SavedPlace)
         except msgspec.ValidationError:
-            raise PlanError(
-                "this is not the state of a loader that streams raw files",
-                got=shortened(described),
-                remedy="what state_dict() returned",
-            ) from None
+            what = "this is not the state of a loader that streams raw files"
+            raise PlanError(what, got=shortened(described), remedy="what state_dict() returned") from None
         for part, (file, start) in enumerate((part.file, part.start) for part in self.parts):
             if (file, start) == (saved.file, saved.start):
                 return Place(Document(part, saved.first_record, saved.record, saved.check), saved.skip)
         remedy = "the files that the run was started with"
         if near := suggest(saved.file, [part.file for part in self.parts]):
             remedy = f"perhaps it was renamed: there is {near}"
-        raise PlanError(
-            f"this state lies in {saved.file}, which is not among the files of this loader",
-            file=saved.file,
-            remedy=remedy,
-        )
+        what = f"this state lies in {saved.file}, which is not among the files of this loader"
+        raise PlanError(what, file=saved.file, remedy=remedy)
 
 
 class RawRow(msgspec.Struct):  # faster to create than other classes; there is one for each row
@@ -316,11 +307,9 @@ class RawStream(BlockStream):
     def why_uncounted(self) -> SpecError | None:
         if self.plan.known_rows is not None:
             return None
-        return SpecError(
-            "raw files are not counted before they are read, so there is no number of batches yet",
-            parameter="streaming",
-            remedy="streaming=False (bakes once, into a cache), or ask again after the first pass",
-        )
+        what = "raw files are not counted before they are read, so there is no number of batches yet"
+        remedy = "streaming=False (bakes once, into a cache), or ask again after the first pass"
+        return SpecError(what, parameter="streaming", remedy=remedy)
 
     def with_facts_learned(self) -> Self:
         """The stream with the number of rows of an epoch, once a pass has counted them."""
@@ -454,23 +443,16 @@ class _RawBatches(BlockBatches):
         """Return the rows of a finished epoch, or raise the error for too few rows."""
         tokens, known = self.row_tokens, self.stream.plan.known_rows
         if known is not None and epoch_rows != known:
-            raise PlanError(
-                f"an epoch had {known:,} rows, and has {epoch_rows:,} now: the files have changed",
-                source=self.stream.plan.sources[0].name,
-                remedy="the files as they were, or start the run anew",
-            )
+            what = f"an epoch had {known:,} rows, and has {epoch_rows:,} now: the files have changed"
+            remedy = "the files as they were, or start the run anew"
+            raise PlanError(what, source=self.stream.plan.sources[0].name, remedy=remedy)
         if not epoch_rows:
-            raise SpecError(
-                f"chunk_size={tokens} needs {tokens + 1:,} tokens; the files have fewer",
-                parameter="chunk_size",
-                remedy="a smaller chunk_size, or more text",
-            )
+            what = f"chunk_size={tokens} needs {tokens + 1:,} tokens; the files have fewer"
+            raise SpecError(what, parameter="chunk_size", remedy="a smaller chunk_size, or more text")
         if epoch_rows < self.cut.rows_per_step and self.cut.epoch_end == "drop":
-            raise SpecError(
-                f"batch_size={self.cut.rows_per_step} is more than an epoch, which has {epoch_rows} rows",
-                parameter="batch_size",
-                remedy=f"batch_size={epoch_rows} or less, or epoch_end='short' or 'pad'",
-            )
+            what = f"batch_size={self.cut.rows_per_step} is more than an epoch, which has {epoch_rows} rows"
+            remedy = f"batch_size={epoch_rows} or less, or epoch_end='short' or 'pad'"
+            raise SpecError(what, parameter="batch_size", remedy=remedy)
         return epoch_rows
 
     def _step(self, position: int, rows: list[RawRow], after: int, place: OnePlace) -> _Step:
@@ -516,11 +498,8 @@ def _shuffle_window(asked: Asked) -> int:
     """Rows of a window of the shuffle; 0 for none."""
     scope, rows = asked["shuffle"], asked["pool_rows"]
     if scope in ("none", False) and rows:
-        raise SpecError(
-            f"shuffle={scope!r} and pool_rows={rows} contradict each other",
-            parameter="pool_rows",
-            remedy="leave one of them out",
-        )
+        what = f"shuffle={scope!r} and pool_rows={rows} contradict each other"
+        raise SpecError(what, parameter="pool_rows", remedy="leave one of them out")
     if scope in ("window", True):
         return int(rows or _SHUFFLE_ROWS)
     return int(rows or 0)
@@ -536,8 +515,5 @@ def _check_recipe(recipe: DatasetRecipe) -> None:
         (recipe.tokenize.needs_fit, "the characters of a corpus are known when all of it was read"),
     ):
         if is_so:
-            raise SpecError(
-                f"this cannot be streamed: {why}",
-                parameter="streaming",
-                remedy="streaming=False: bakes once, into a cache",
-            )
+            remedy = "streaming=False: bakes once, into a cache"
+            raise SpecError(f"this cannot be streamed: {why}", parameter="streaming", remedy=remedy)

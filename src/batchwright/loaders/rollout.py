@@ -105,11 +105,8 @@ class RolloutDataLoader(Loader[TrainingBatch]):
     @policy_version.setter
     def policy_version(self, version: int) -> None:
         if self._log_reader is None:
-            raise SpecError(
-                "policy_version decides which groups of a log are too old, and these rollouts are not a log",
-                parameter="policy_version",
-                remedy="RolloutDataLoader(log, ...), or leave it out",
-            )
+            what = "policy_version decides which groups of a log are too old, and these rollouts are not a log"
+            raise SpecError(what, parameter="policy_version", remedy="RolloutDataLoader(log, ...), or leave it out")
         self._log_reader.update(version)
 
     @property

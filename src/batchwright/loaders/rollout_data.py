@@ -231,10 +231,8 @@ class RolloutSetStream(RolloutStream):
 
     def refusal(self, theirs: Mapping[str, Any]) -> PlanError | None:
         if "log" in theirs:
-            return PlanError(
-                "this state belongs to a log, and this loader reads a finished set of rollouts",
-                remedy="open the loader with the log of that run",
-            )
+            what = "this state belongs to a log, and this loader reads a finished set of rollouts"
+            return PlanError(what, remedy="open the loader with the log of that run")
         return super().refusal(theirs)
 
     def of_other_content(self, theirs: Mapping[str, Any]) -> PlanError:
@@ -278,18 +276,13 @@ class RolloutSetBatches(RolloutBatches):
 def _refuse_log(rollout_data: Any, of_a_log: Mapping[str, Any]) -> None:
     """Refuse settings that only a log has, and the folder of a log, which must be opened."""
     if isinstance(rollout_data, str | os.PathLike) and os.path.isfile(os.path.join(rollout_data, LEDGER_NAME)):
-        raise SpecError(
-            f"{os.fspath(rollout_data)!r} is the folder of a rollout log, which must be opened",
-            parameter="rollout_data",
-            remedy=f"RolloutDataLoader(RolloutLog({os.fspath(rollout_data)!r}), ...)",
-        )
+        what = f"{os.fspath(rollout_data)!r} is the folder of a rollout log, which must be opened"
+        remedy = f"RolloutDataLoader(RolloutLog({os.fspath(rollout_data)!r}), ...)"
+        raise SpecError(what, parameter="rollout_data", remedy=remedy)
     for name, value in of_a_log.items():
         if value:
-            raise SpecError(
-                f"{name}={value!r} is for a RolloutLog, and these rollouts are a finished set",
-                parameter=name,
-                remedy=f"leave out {name}=, or RolloutDataLoader(log, ...)",
-            )
+            what = f"{name}={value!r} is for a RolloutLog, and these rollouts are a finished set"
+            raise SpecError(what, parameter=name, remedy=f"leave out {name}=, or RolloutDataLoader(log, ...)")
 
 
 # The plan
@@ -307,12 +300,9 @@ def _plan_of(rollouts: Rollouts, asked: Asked, plan: Any = None) -> Plan:
         made = find_plan((), plan)
     mine, theirs = rollouts.fingerprint(), made.sources[0].fingerprint
     if mine != theirs:
-        raise PlanError(
-            f"plan {made.fingerprint} is of other rollouts",
-            parameter="plan",
-            differs=f"{mine[:7]} here, {theirs[:7]} there",
-            remedy="the rollouts that it was made with, or no plan=",
-        )
+        what = f"plan {made.fingerprint} is of other rollouts"
+        remedy = "the rollouts that it was made with, or no plan="
+        raise PlanError(what, parameter="plan", differs=f"{mine[:7]} here, {theirs[:7]} there", remedy=remedy)
     refuse_other_settings(made, asked, ["rollouts"])
     return made
 

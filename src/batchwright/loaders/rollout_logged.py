@@ -116,11 +116,8 @@ class LogStream(RolloutStream):
         return np.where(widths < _WIDEST, widths, longest)  # a row over the largest of the given widths
 
     def why_uncounted(self) -> SpecError:
-        return SpecError(
-            "a log that grows has no number of batches",
-            parameter="rollout_data",
-            remedy="iterate until it ends, or read a finished set of rollouts",
-        )
+        remedy = "iterate until it ends, or read a finished set of rollouts"
+        return SpecError("a log that grows has no number of batches", parameter="rollout_data", remedy=remedy)
 
     def end_of_run(self, position: int) -> EndOfRun:
         return EndOfRun(
@@ -144,11 +141,8 @@ class LogStream(RolloutStream):
     def refusal(self, theirs: Mapping[str, Any]) -> PlanError | None:
         if "log" in theirs:
             return self.of_other_content(theirs)
-        return PlanError(
-            "this state belongs to a set of rollouts, and this loader reads a log",
-            folder=self.log.path,
-            remedy="open the loader with the data of that run",
-        )
+        what = "this state belongs to a set of rollouts, and this loader reads a log"
+        return PlanError(what, folder=self.log.path, remedy="open the loader with the data of that run")
 
     def of_other_content(self, theirs: Mapping[str, Any]) -> PlanError:
         mine = self.settings()["log"]
@@ -204,11 +198,9 @@ class LogReader:
         """Note the version of the trainer's weights."""
         version = at_least(0, policy_version=version)
         if self.policy_version is not None and version < self.policy_version:
-            raise SpecError(
-                f"policy_version went backwards: {version} after {self.policy_version}",
-                parameter="policy_version",
-                remedy="the number of updates so far; after going back to a checkpoint, load_state_dict(state) first",
-            )
+            what = f"policy_version went backwards: {version} after {self.policy_version}"
+            remedy = "the number of updates so far; after going back to a checkpoint, load_state_dict(state) first"
+            raise SpecError(what, parameter="policy_version", remedy=remedy)
         self.policy_version = version
 
     def fetch(self, position: int, num_rows: int, *, needed: bool = True, decides: bool = True) -> LogRows | None:
@@ -257,13 +249,11 @@ class LogReader:
         )
         if self.by_count:
             what = f"{num_there:,} of {num_rows:,} rows are there: generators have not added the others yet"
-        return NotReadyError(
-            what,
-            folder=self.log.path,
-            waited=f"{self.timeout:g} seconds",
-            remedy="add more groups to the log, or let the loader wait: RolloutDataLoader(..., timeout=600); "
-            "generators with ahead= must be allowed as many groups as a batch has",
+        remedy = (
+            "add more groups to the log, or let the loader wait: RolloutDataLoader(..., timeout=600); "
+            "generators with ahead= must be allowed as many groups as a batch has"
         )
+        return NotReadyError(what, folder=self.log.path, waited=f"{self.timeout:g} seconds", remedy=remedy)
 
     def _read_uses(self, first_use: int, last_use: int) -> tuple[Rollouts, dict[str, NDArray[np.int64]]]:
         """(the rollouts of some uses, facts of each row)."""
@@ -322,11 +312,8 @@ class LogBatches(RolloutBatches):
         return [*self.record, [step + 1, after, rows]]
 
     def turns(self, position: int, skipped: int, every: int, stop: int | None) -> Iterator[TrainingBatch]:
-        raise SpecError(
-            "worker processes cannot read a rollout log: what they would read ahead is decided when it is needed",
-            parameter="num_workers",
-            remedy="num_workers=0",
-        )
+        what = "worker processes cannot read a rollout log: what they would read ahead is decided when it is needed"
+        raise SpecError(what, parameter="num_workers", remedy="num_workers=0")
 
     def _fetch(self, position: int) -> LogRows | None:
         if self.stream.budget is not None:

@@ -67,11 +67,8 @@ class Run:
         run.check_share(run.batch_size, 0)
         run._refuse_long_rows()
         if run.begin(0, run.first_record())[1]:
-            raise SpecError(
-                f"batch_size={run.batch_size} is more than the whole run, which has {run.end} rows",
-                parameter="batch_size",
-                remedy=f"batch_size={run.end} or less, or more epochs",
-            )
+            what = f"batch_size={run.batch_size} is more than the whole run, which has {run.end} rows"
+            raise SpecError(what, parameter="batch_size", remedy=f"batch_size={run.end} or less, or more epochs")
         return run
 
     @property
@@ -222,11 +219,9 @@ class Run:
     def num_batches(self, position: int, rows: int, record: Record) -> int:
         """Batches of the epoch that a position lies in."""
         if self.epoch_end(position) is None:
-            raise SpecError(
-                "a mixture by weights has no end, so no number of batches",
-                parameter="num_rows",
-                remedy="Mixture(weights, num_rows=), num_tokens=, or stop='first_exhausted' or 'all_exhausted'",
-            )
+            what = "a mixture by weights has no end, so no number of batches"
+            remedy = "Mixture(weights, num_rows=), num_tokens=, or stop='first_exhausted' or 'all_exhausted'"
+            raise SpecError(what, parameter="num_rows", remedy=remedy)
         live, end = self.epochs.skips.live(position), self.epochs.end_of(self.num_epochs)
         if end is not None:
             live = min(live, end - 1)
@@ -255,11 +250,9 @@ class Run:
         if rows % world and not self.uneven and self.equal_counts:
             up = -(-rows // world) * world
             sizes = " or ".join(str(size) for size in (up - world, up) if size)
-            raise SpecError(
-                f"batch_size={rows} does not divide by world_size={world}",
-                parameter="batch_size",
-                remedy=f"batch_size={sizes} (it is global: each rank gets its share), or Batching(uneven=True)",
-            )
+            what = f"batch_size={rows} does not divide by world_size={world}"
+            remedy = f"batch_size={sizes} (it is global: each rank gets its share), or Batching(uneven=True)"
+            raise SpecError(what, parameter="batch_size", remedy=remedy)
         self.sharding.share(rows, rank=self.ranks.rank, world=world, uneven=self.uneven)
         if self.plan.epoch_end == "short" and (partial := self.partial_rows(rows, position)):
             self.share(partial)  # checked now, not at the end of the epoch, because a strategy may fail for it

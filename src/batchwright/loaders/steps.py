@@ -59,11 +59,9 @@ def budget_of(asked: Asked, *, epoch_end: str, world: int) -> Budget | None:
             )
         return None
     if size is not None:
-        raise SpecError(
-            f"batch_size={size} and batch_tokens={tokens} both say how large a batch is",
-            parameter="batch_tokens",
-            remedy="one of them: rows of a batch, or its tokens with padding",
-        )
+        what = f"batch_size={size} and batch_tokens={tokens} both say how large a batch is"
+        remedy = "one of them: rows of a batch, or its tokens with padding"
+        raise SpecError(what, parameter="batch_tokens", remedy=remedy)
     if epoch_end == "wrap":
         raise end_without_meaning(epoch_end)
     if multiple % world and not asked["uneven"] and asked.get("equal_counts", True):
@@ -78,11 +76,8 @@ def budget_of(asked: Asked, *, epoch_end: str, world: int) -> Budget | None:
 
 def end_without_meaning(epoch_end: str) -> SpecError:
     """The error for an end of epochs that batches by tokens cannot have."""
-    return SpecError(
-        f"epoch_end={epoch_end!r} has no meaning with batch_tokens: an epoch's last batch has the rows that are left",
-        parameter="epoch_end",
-        remedy="leave out epoch_end=: nothing is dropped",
-    )
+    what = f"epoch_end={epoch_end!r} has no meaning with batch_tokens: an epoch's last batch has the rows that are left"
+    return SpecError(what, parameter="epoch_end", remedy="leave out epoch_end=: nothing is dropped")
 
 
 def cost_of(asked: Asked, sharding: Sharding) -> Balancing | None:
@@ -95,11 +90,8 @@ def cost_of(asked: Asked, sharding: Sharding) -> Balancing | None:
             )
         return None
     if not sharding.is_contiguous:
-        raise SpecError(
-            f"sharding={sharding.name!r} says which rows a rank gets, and so does balance",
-            parameter="balance",
-            remedy="one of them",
-        )
+        what = f"sharding={sharding.name!r} says which rows a rank gets, and so does balance"
+        raise SpecError(what, parameter="balance", remedy="one of them")
     return balancing_of(balance)
 
 
@@ -144,11 +136,9 @@ def refuse_other_cut(state: Mapping[str, Any], position: int, record: Record, ru
         here = f"before batch {number} of its block"
         if number is None:
             here = "inside a batch"
-        raise PlanError(
-            f"this state says batch_in_block={given!r}, and position {position:,} lies {here}",
-            parameter="batch_in_block",
-            remedy="what state_dict() returned, unchanged; seek(position=) goes anywhere",
-        )
+        what = f"this state says batch_in_block={given!r}, and position {position:,} lies {here}"
+        remedy = "what state_dict() returned, unchanged; seek(position=) goes anywhere"
+        raise PlanError(what, parameter="batch_in_block", remedy=remedy)
 
 
 AnyCut = Cut | BudgetCut

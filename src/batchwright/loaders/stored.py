@@ -187,18 +187,12 @@ def padding_of(pad_to: Any, padding_side: str, row_tokens: int) -> Padding:
     if pad_to in ("longest", "max_length") or (isinstance(pad_to, int) and not isinstance(pad_to, bool)):
         return Padding(pad_to, is_left)
     if not isinstance(pad_to, list) or not pad_to:
-        raise SpecError(
-            f"pad_to={pad_to!r} is no width",
-            parameter="pad_to",
-            remedy="'longest', 'max_length', a number that widths are multiples of, or a list of widths",
-        )
+        remedy = "'longest', 'max_length', a number that widths are multiples of, or a list of widths"
+        raise SpecError(f"pad_to={pad_to!r} is no width", parameter="pad_to", remedy=remedy)
     buckets = tuple(sorted(pad_to))
     if buckets[-1] > row_tokens:
-        raise SpecError(
-            f"a bucket of {buckets[-1]:,} tokens is longer than any row, which has {row_tokens:,} at most",
-            parameter="pad_to",
-            remedy=f"buckets of {row_tokens:,} or less",
-        )
+        what = f"a bucket of {buckets[-1]:,} tokens is longer than any row, which has {row_tokens:,} at most"
+        raise SpecError(what, parameter="pad_to", remedy=f"buckets of {row_tokens:,} or less")
     return Padding(buckets, is_left)
 
 
@@ -224,13 +218,9 @@ def refuse_conversations(store: Store) -> None:
 def refuse_other_tokenizer(name: str, store: Store, other_name: str, other: Store) -> None:
     one, two = store.manifest.tokenizer, other.manifest.tokenizer
     if (one["kind"], one["fingerprint"]) != (two["kind"], two["fingerprint"]):
-        raise SpecError(
-            f"{other_name!r} was tokenized by {two['name']}, {name!r} by {one['name']}: the same id is another word",
-            parameter="sources",
-            source=other_name,
-            file=other.path,
-            remedy="bake both with one tokenizer",
-        )
+        what = f"{other_name!r} was tokenized by {two['name']}, {name!r} by {one['name']}: the same id is another word"
+        remedy = "bake both with one tokenizer"
+        raise SpecError(what, parameter="sources", source=other_name, file=other.path, remedy=remedy)
 
 
 def store_at(path: Any, tokenizer: Any) -> Store | None:
@@ -254,9 +244,6 @@ def _check_tokenizer(store: Store, tokenizer: Any) -> None:
     stored = store.manifest.tokenizer
     is_any_chars = resolved.kind == stored["kind"] == "chars" and resolved.chars is None
     if not is_any_chars and resolved.fingerprint != stored["fingerprint"]:
-        raise SpecError(
-            f"this tokenizer ({resolved.name}) is not the one that {store.path} was baked with",
-            parameter="tokenizer",
-            baked_with=stored["name"],
-            remedy="leave tokenizer= out, or bake again with this one",
-        )
+        what = f"this tokenizer ({resolved.name}) is not the one that {store.path} was baked with"
+        remedy = "leave tokenizer= out, or bake again with this one"
+        raise SpecError(what, parameter="tokenizer", baked_with=stored["name"], remedy=remedy)
