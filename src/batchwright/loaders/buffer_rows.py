@@ -169,9 +169,4 @@ class _RowBatches:
         self, positions: NDArray[np.int64], weights: NDArray[np.float32], real: int, after: int
     ) -> dict[str, Any]:
         state = state_at(after, self.stream.plan.fingerprint, self.record) | self.stream.extra_state(after)
-        return {
-            "position": positions,
-            "weight": weights,
-            "global_rows": real,
-            "state": state,
-        }
+        return {"position": positions, "weight": weights, "global_rows": real, "state": state}

@@ -16,16 +16,7 @@ from batchwright.loaders.planning import Member, open_plan, plan_sources
 from batchwright.loaders.stored import StoreStream, open_stores, store_at
 from batchwright.loaders.weights import used_names
 from batchwright.store.reader import Store
-from batchwright.typing import (
-    CorpusLike,
-    Framework,
-    Packing,
-    PlanLike,
-    Split,
-    TokenizerLike,
-    Truncation,
-    WeightsLike,
-)
+from batchwright.typing import CorpusLike, Framework, Packing, PlanLike, Split, TokenizerLike, Truncation, WeightsLike
 
 __all__ = ["ConversationDataLoader", "members_of", "pad_token_of"]
 

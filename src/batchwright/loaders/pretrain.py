@@ -16,15 +16,7 @@ from batchwright.loaders.weights import used_names
 from batchwright.order.plan import Plan
 from batchwright.store.reader import Store
 from batchwright.store.stream import TokenStream
-from batchwright.typing import (
-    CorpusLike,
-    Framework,
-    Packing,
-    PlanLike,
-    Split,
-    TokenizerLike,
-    WeightsLike,
-)
+from batchwright.typing import CorpusLike, Framework, Packing, PlanLike, Split, TokenizerLike, WeightsLike
 
 __all__ = ["PretrainDataLoader", "make_plan", "packed_members"]
 

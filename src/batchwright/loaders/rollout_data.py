@@ -124,14 +124,7 @@ class RolloutStream(UnkeptStream[TrainingBatch]):
     has_lengths = True
 
     def __init__(
-        self,
-        plan: Plan,
-        asked: Asked,
-        longest: int,
-        *,
-        estimator: Advantages,
-        pad: int,
-        tokenizer: str | None,
+        self, plan: Plan, asked: Asked, longest: int, *, estimator: Advantages, pad: int, tokenizer: str | None
     ) -> None:
         """`longest`: tokens of the longest row."""
         self.plan: Plan = plan

@@ -118,10 +118,7 @@ class StoreStream(BlockStream):
             round(count * _tokens_per_row(rows, self.flow.row_tokens))
             for count, rows in zip(self.flow.order.given(position), self.flow.rows, strict=True)
         ]
-        return {
-            "tokens": sum(tokens),
-            "tokens_per_source": dict(zip(self.flow.order.names, tokens, strict=True)),
-        }
+        return {"tokens": sum(tokens), "tokens_per_source": dict(zip(self.flow.order.names, tokens, strict=True))}
 
     @property
     def row_in_words(self) -> str:
