@@ -190,9 +190,7 @@ def _position(plan: Plan, at: int | None, skips: Spans) -> int:
     at = at_least(0, at=at)
     if plan.amendments:
         _check_order(plan.amendments[-1], at)
-    end = plan.epoch_spec["epochs"].limit
-    if end is None:
-        end = NEVER
+    end = plan.epochs.limit or NEVER
     if at > end:
         raise SpecError(
             f"position {at:,} does not exist: the stream ends at {end:,}", parameter="at", remedy=f"at={end} or less"
@@ -233,9 +231,7 @@ def _spans(skip: Any) -> Spans:
 
 
 def _check_skips(plan: Plan, at: int, skips: Spans) -> None:
-    end = plan.epoch_spec["epochs"].limit
-    if end is None:
-        end = NEVER
+    end = plan.epochs.limit or NEVER
     most = (plan.epoch_rows or NEVER) * _MOST_SKIPPED_EPOCHS
     for first, last in skips:
         if last - first > most:

@@ -104,12 +104,10 @@ class BlockBatches:
     """The maker of a block's batches: slices of its arrays, and their metadata."""
 
     def __init__(self, stream: BlockStream, run: Run, record: Record, making: Making) -> None:
+        self.stream: BlockStream = stream
         self.names: list[str] = [source.name for source in stream.plan.all_sources]
-        self.plan: str = stream.plan.fingerprint
         self.row_tokens: int = stream.plan.row_tokens
         self.sequences: int = stream.sequences
-        self.tokenizer: str | None = stream.tokenizer
-        self.pool: BlockPool = stream.pool
         self.adapt: NumpyBlocks = _adapter_of(making.framework)
         self.prefetch: int = making.prefetch
         self.workers: int = making.workers
@@ -164,8 +162,8 @@ class BlockBatches:
         if block.shown and block.widths is not None:  # aligned with targets
             rows, columns = slice(first * per, last * per), slice(1, int(block.widths[first * per]) + 1)
             facts |= {name: array[rows, columns] for name, array in block.shown.items()}
-        if self.tokenizer:
-            facts["tokenizer"] = self.tokenizer
+        if self.stream.tokenizer:
+            facts["tokenizer"] = self.stream.tokenizer
         return facts
 
 
@@ -200,7 +198,7 @@ class FlowBatches(BlockBatches):
         """(step or steps, their block), gathered by worker processes."""
         steps, begun = itertools.tee(steps)
         results = by_processes(_BlockMaker(self.flow), map(task_of, begun), self.workers, slot_bytes)
-        return zip(steps, (_block_of(arrays, self.pool) for arrays in results), strict=True)
+        return zip(steps, (_block_of(arrays, self.stream.pool) for arrays in results), strict=True)
 
 
 class CountedBatches(FlowBatches):
@@ -280,7 +278,7 @@ class CountedBatches(FlowBatches):
         return max(1, num_bytes // (self.width * self.sequences * (self.row_tokens + 1) * 8))
 
     def _make(self, piece: Piece) -> tuple[Borders, Block]:
-        return piece.borders, piece.located.make(piece.first, piece.last, self.pool.take)
+        return piece.borders, piece.located.make(piece.first, piece.last, self.stream.pool.take)
 
     def _gathered_by_processes(self, position: int, every: int, stop: int | None) -> Iterator[tuple[Borders, Block]]:
         steps = self._steps_in(_AHEAD_BYTES)
@@ -296,7 +294,7 @@ class CountedBatches(FlowBatches):
         facts = self._facts(block, first, last) | {"global_rows": real}
         if block.widths is not None:
             facts |= self._totals(self.cut.positions(begin, real))
-        return facts | {"state": state_at(after, self.plan, self.record)}
+        return facts | {"state": state_at(after, self.stream.plan.fingerprint, self.record)}
 
 
 def tasks_from(
@@ -430,7 +428,7 @@ class PlannedBatches(FlowBatches):
         return map(self._gather, steps)
 
     def _gather(self, step: Step) -> tuple[Step, Block]:
-        return step, self.flow.make(_picked(step), self.pool.take)
+        return step, self.flow.make(_picked(step), self.stream.pool.take)
 
     def _metadata(self, block: Block, step: Step) -> dict[str, Any]:
         real = step.real_positions

@@ -379,9 +379,7 @@ class Loader(DataLoader[B]):
         run = self.this_run
         if step is not None:
             position = run.position_of(self.record, whole_number(step=step))
-        position, end = whole_number(position=position), run.end
-        if end is None:
-            end = NEVER
+        position, end = whole_number(position=position), run.end or NEVER
         if not 0 <= position <= end:
             remedy = f"a position from 0 to {end}"
             raise PlanError(f"position {position} is outside this run", step=step, position=position, remedy=remedy)

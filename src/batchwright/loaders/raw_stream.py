@@ -368,11 +368,12 @@ class _Step(NamedTuple):
 class _RawBatches(BlockBatches):
     """One rank's batches of a run over raw files. Every rank reads everything, and takes its rows."""
 
+    stream: RawStream
+
     def __init__(self, stream: RawStream, run: Run, rows: int, record: Record, making: Making) -> None:
         super().__init__(stream, run, record, making)
         self.cut: Cut = run.cut_by_count(rows)
         self.share: Callable[[int], Share] = run.share
-        self.stream: RawStream = stream
         self.cursor: _Cursor = stream.cursor
         self.num_epochs: int | None = run.num_epochs
         self.counted_rows: int | None = None
@@ -459,7 +460,7 @@ class _RawBatches(BlockBatches):
         task = self._task(position, len(rows))
         real = task.live_rows() - position
         mine = [rows[number] for number in real.tolist()]
-        tokens = self.pool.take(len(mine), self.row_tokens + 1)
+        tokens = self.stream.pool.take(len(mine), self.row_tokens + 1)
         for target, row in zip(tokens, mine, strict=True):
             target[:] = row.tokens
         block = Block(tokens, np.zeros(len(mine), np.int32), position + real, task.weights())
@@ -471,9 +472,9 @@ class _RawBatches(BlockBatches):
     def _raw_metadata(
         self, block: Block, after: int, place: OnePlace, origins: list[Place[Document]]
     ) -> dict[str, Any]:
-        task, documents = self._task(0, len(origins)), self.stream.documents
+        task, documents, plan = self._task(0, len(origins)), self.stream.documents, self.stream.plan
         begins = [documents.describe(origins[row]) for row in task.live_rows().tolist()]
-        state = state_at(after, self.plan, self.record) | _extra_state(documents, place, self.stream.plan)
+        state = state_at(after, plan.fingerprint, self.record) | _extra_state(documents, place, plan)
         return {
             **self._facts(block, 0, task.num_rows),
             "global_rows": task.real_rows,
