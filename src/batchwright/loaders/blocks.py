@@ -214,14 +214,9 @@ class CountedBatches(FlowBatches):
         """This rank's rows of a full batch."""
         return len(self.share(self.cut.rows_per_step))
 
-    def batches(self, position: int) -> Made[TrainingBatch]:
-        """(batch, position after it) from a position to the end of the run."""
-        return self.adapt.hand_over(self._sliced(position))
-
-    def turns(self, position: int, skipped: int, every: int, stop: int | None) -> Iterator[TrainingBatch]:
-        """Every `every`-th batch up to `stop`, after the first `skipped`. For processes that take turns."""
+    def batches(self, position: int, skipped: int = 0, every: int = 1, stop: int | None = None) -> Made[TrainingBatch]:
         start = self.cut.after(position, skipped)
-        return (batch for batch, _ in self._sliced(start, every, stop))
+        return self.adapt.hand_over(self._sliced(start, every, stop))
 
     def _sliced(self, position: int, every: int = 1, stop: int | None = None) -> Made[TrainingBatch]:
         adapt = self.adapt
@@ -404,13 +399,9 @@ class PlannedBatches(FlowBatches):
         if run.budget is not None:
             self.most_tokens = run.budget.batch_tokens
 
-    def batches(self, position: int) -> Made[TrainingBatch]:
-        """(batch, position after it) from a position to the end of the run."""
-        return self.adapt.hand_over(self._made(self.steps.planned(position)))
-
-    def turns(self, position: int, skipped: int, every: int, stop: int | None) -> Iterator[TrainingBatch]:
+    def batches(self, position: int, skipped: int = 0, every: int = 1, stop: int | None = None) -> Made[TrainingBatch]:
         start = self.steps.cut.after(position, skipped)
-        return (batch for batch, _ in self._made(self.steps.planned(start, every=every, stop=stop)))
+        return self.adapt.hand_over(self._made(self.steps.planned(start, every=every, stop=stop)))
 
     def _made(self, steps: Iterator[Step]) -> Made[TrainingBatch]:
         for step, block in self._gathered(steps):

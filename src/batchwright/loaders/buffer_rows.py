@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -135,16 +135,10 @@ class _RowBatches:
         self.end: int | None = run.end
         self.record: Record = record
 
-    def batches(self, position: int) -> Made[RowBatch]:
-        """(batch, position after it) from a position to the end of the run."""
-        return self._made(position)
-
-    def turns(self, position: int, skipped: int, every: int, stop: int | None) -> Iterator[RowBatch]:
-        return (batch for batch, _ in self._made(self.cut.after(position, skipped), every, stop))
-
-    def _made(self, position: int, every: int = 1, stop: int | None = None) -> Made[RowBatch]:
+    def batches(self, position: int, skipped: int = 0, every: int = 1, stop: int | None = None) -> Made[RowBatch]:
+        start = self.cut.after(position, skipped)
         at_once = max(1, _LOCATED_ROWS // len(self.share(self.cut.rows_per_step)))
-        for task in tasks_from(position, self.cut, self.share, self.end, at_once, every=every, stop=stop):
+        for task in tasks_from(start, self.cut, self.share, self.end, at_once, every=every, stop=stop):
             width = len(task.rows)
             positions = self.cut.epochs.skips.positions(task.live_rows())
             index, weights = self.stream.plan.order.at(positions).index, task.weights()

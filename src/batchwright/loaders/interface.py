@@ -93,12 +93,9 @@ class Batches(Protocol[B_co]):
     record: Record
     """The record of the run's steps, these batches included."""
 
-    def batches(self, position: int) -> Made[B_co]:
-        """(batch, position after it) from a position to the end of the run."""
-        ...
-
-    def turns(self, position: int, skipped: int, every: int, stop: int | None) -> Iterator[B_co]:
-        """For worker processes: batches number skipped, skipped + every, ... from a position, up to position `stop`."""
+    def batches(self, position: int, skipped: int = 0, every: int = 1, stop: int | None = None) -> Made[B_co]:
+        """(batch, position after it): batches number skipped, skipped + every, ... from a position to the end of the
+        run, or up to position `stop`."""
         ...
 
 
@@ -122,6 +119,9 @@ class Stream(ABC, Generic[B]):
     @abstractmethod
     def open(self, run: Run, rows: int, record: Record, making: Making) -> Batches[B]:
         """Batches of `rows` rows over all ranks together, in a run with the steps of `record`."""
+
+    def check_workers(self, run: Run) -> None:
+        """Refuse to be read by worker processes that take turns, if the stream cannot."""
 
     # Lengths of rows. A stream that has them can be cut by tokens, and balanced
 

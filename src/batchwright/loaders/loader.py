@@ -5,7 +5,7 @@ follows from the position: the next batch, the rows seen of each source, the con
 
     stream    rows in a fixed order            interface.py: Stream, and one file for each kind of data
     run       where batches begin and end      run.py: arithmetic on positions
-    batches   made from a position on          blocks.py, planned.py
+    batches   made from a position on          blocks.py
     loader    the cursor over them             this file
 """
 
@@ -297,8 +297,9 @@ class Loader(DataLoader[B]):
         start, is_over = self.this_run.begin(self._position, self.record)
         if is_over:
             return iter(())
-        batches = self._batches_of(self.batch_size)
-        return batches.turns(start, worker + taken * workers, workers, self.this_run.epoch_end(start))
+        self.stream.check_workers(self.this_run)
+        batches, skipped = self._batches_of(self.batch_size), worker + taken * workers
+        return (batch for batch, _ in batches.batches(start, skipped, workers, self.this_run.epoch_end(start)))
 
     def follow(self, begin: Callable[[], Iterable[T]]) -> Iterator[T]:
         """Hand over batches that other processes make, one for each step from the cursor on, and move the cursor.

@@ -254,6 +254,14 @@ class RawStream(BlockStream):
     def open(self, run: Run, rows: int, record: Record, making: Making) -> _RawBatches:
         return _RawBatches(self, run, rows, record, making)
 
+    def check_workers(self, run: Run) -> None:
+        if run.num_epochs != 1:
+            what = (
+                "several epochs of raw files cannot be streamed in torch's workers: none knows where one ends"
+            )
+            remedy = "num_workers=0, epochs=1, or streaming=False (bakes once, into a cache)"
+            raise SpecError(what, parameter="num_workers", remedy=remedy)
+
     # Rows of an epoch
 
     def read(self, epoch: int, row: int, place: OnePlace, at_once: int) -> Iterator[RawRow]:
@@ -375,16 +383,17 @@ class _RawBatches(BlockBatches):
         self.cut: Cut = run.cut_by_count(rows)
         self.share: Callable[[int], Share] = run.share
         self.cursor: _Cursor = stream.cursor
-        self.num_epochs: int | None = run.num_epochs
         self.counted_rows: int | None = None
         """Rows of an epoch, as soon as its end was read: perhaps ahead of what was handed over."""
 
-    def batches(self, position: int) -> Made[TrainingBatch]:
+    def batches(self, position: int, skipped: int = 0, every: int = 1, stop: int | None = None) -> Made[TrainingBatch]:
         """(batch, position after it) from a position to the end of its epoch."""
-        return self.adapt.hand_over(self._sliced(position))
+        return self.adapt.hand_over(self._sliced(position, skipped, every))
 
-    def _sliced(self, position: int) -> Made[TrainingBatch]:
-        for step in self._ahead(position):
+    def _sliced(self, position: int, skipped: int, every: int) -> Made[TrainingBatch]:
+        for number, step in enumerate(self._ahead(position)):
+            if number < skipped or (number - skipped) % every:
+                continue
             self.adapt(step.block)
             width = len(step.block.source)
             batch = self._batch(self._fields(step.block, width), 0, width, (self._raw_metadata, step.block, *step[1:]))
@@ -392,15 +401,6 @@ class _RawBatches(BlockBatches):
             yield batch, step.after
         # Facts are updated only now. The end of an epoch must not depend on the progress of a reading thread.
         self.cursor.epoch_rows = self.counted_rows
-
-    def turns(self, position: int, skipped: int, every: int, stop: int | None) -> Iterator[TrainingBatch]:
-        if self.num_epochs != 1:
-            raise SpecError(
-                "several epochs of raw files cannot be streamed in torch's workers: none of them knows where one ends",
-                parameter="num_workers",
-                remedy="num_workers=0, epochs=1, or streaming=False (bakes once, into a cache)",
-            )
-        return (batch for batch, _ in itertools.islice(self.batches(position), skipped, None, every))
 
     def _ahead(self, position: int) -> Iterator[_Step]:
         made = self._made_from(position)

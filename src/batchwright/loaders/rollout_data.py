@@ -6,7 +6,7 @@ A batch has the sums over the global batch that a loss divides by. The stream of
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -251,14 +251,9 @@ class RolloutSetBatches(RolloutBatches):
 
     stream: RolloutSetStream
 
-    def batches(self, position: int) -> Made[TrainingBatch]:
-        """(batch, position after it) from a position to the end of the run."""
-        for step in self.steps.planned(position):
-            yield self._batch(step), step.after
-
-    def turns(self, position: int, skipped: int, every: int, stop: int | None) -> Iterator[TrainingBatch]:
+    def batches(self, position: int, skipped: int = 0, every: int = 1, stop: int | None = None) -> Made[TrainingBatch]:
         for step in self.steps.planned(self.steps.cut.after(position, skipped), every=every, stop=stop):
-            yield self._batch(step)
+            yield self._batch(step), step.after
 
     def _batch(self, step: Step) -> TrainingBatch:
         stream = self.stream

@@ -7,7 +7,7 @@ any rank and after a restart.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -110,6 +110,10 @@ class LogStream(RolloutStream):
 
     def open(self, run: Run, rows: int, record: Record, making: Making) -> LogBatches:
         return LogBatches(self, run, rows, record, making)
+
+    def check_workers(self, run: Run) -> None:
+        what = "worker processes cannot read a rollout log: what they would read ahead is decided when it is needed"
+        raise SpecError(what, parameter="num_workers", remedy="num_workers=0")
 
     def widths_of(self, longest: NDArray[np.int64]) -> NDArray[np.int64]:
         widths = super().widths_of(longest)
@@ -291,7 +295,7 @@ class LogBatches(RolloutBatches):
         if self.stream.budget is not None:
             self._guess += self.stream.budget.row_multiple
 
-    def batches(self, position: int) -> Made[TrainingBatch]:
+    def batches(self, position: int, skipped: int = 0, every: int = 1, stop: int | None = None) -> Made[TrainingBatch]:
         while (found := self._fetch(position)) is not None:
             after = position + found.count
             record = self._record_with(position, after)
@@ -310,10 +314,6 @@ class LogBatches(RolloutBatches):
         if after - position == rows:
             return self.record
         return [*self.record, [step + 1, after, rows]]
-
-    def turns(self, position: int, skipped: int, every: int, stop: int | None) -> Iterator[TrainingBatch]:
-        what = "worker processes cannot read a rollout log: what they would read ahead is decided when it is needed"
-        raise SpecError(what, parameter="num_workers", remedy="num_workers=0")
 
     def _fetch(self, position: int) -> LogRows | None:
         if self.stream.budget is not None:
