@@ -38,10 +38,10 @@ _LOCATED_SPAN = 1 << 20
 """Positions over which those rows may lie."""
 _BLOCK_BYTES = 2 << 20
 """Tokens gathered at once: small batches share a gather, and what was gathered is still in a cache when it is used."""
-_MOST_COLUMNS = 7
-"""Integers of a token in a block: ids, positions, segments, masks and what belongs to samples."""
 _AHEAD_BYTES = 4 << 20
 """The same for work that a thread or process does ahead: fewer hand-overs."""
+_BYTES_PER_TOKEN = 8 * 7
+"""The bytes of a token in a block, at most: ids, positions, segments, masks and the columns of samples."""
 
 Borders = list[tuple[int, int]]
 """(position of the first row, position after the step) of some steps."""
@@ -277,7 +277,7 @@ class CountedBatches(FlowBatches):
 
     def _gathered_by_processes(self, position: int, every: int, stop: int | None) -> Iterator[tuple[Borders, Block]]:
         steps = self._steps_in(_AHEAD_BYTES)
-        row_bytes = (self.row_tokens + 1) * _MOST_COLUMNS * 8 * self.sequences + 64
+        row_bytes = (self.row_tokens + 1) * _BYTES_PER_TOKEN * self.sequences + 64
         # An uneven sharding may give this rank more rows of a short batch than of a full one. Unused memory is free.
         slot_bytes = max(steps * self.width, self.cut.rows_per_step) * row_bytes + 4096
         tasks = self.tasks(position, most=steps, every=every, stop=stop)
@@ -384,8 +384,7 @@ class _BlockMaker:
         return {name: array for name, array in arrays.items() if array is not None}
 
 
-_BYTES_PER_TOKEN = 8 * 7
-"""The bytes of all arrays of a batch together, as CountedBatches counts them."""
+# Planned steps
 
 
 class PlannedBatches(FlowBatches):

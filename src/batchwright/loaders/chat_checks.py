@@ -37,8 +37,15 @@ __all__ = [
     "refuse_bad",
 ]
 
-MOST_LEFT_OUT = 0.05
+log: logging.Logger = logging.getLogger("batchwright")
+_MOST_LEFT_OUT = 0.05
 """The share of rows that may be left out, or teach nothing, and still be meant so: dirt, and not a wrong setting."""
+_CHECKED_ROWS = 1000
+_BY_THE_TEMPLATE = ("by the template", "the template fails", "generation marks")
+_MARKER = re.compile(r"<[|｜][^<>\s]{1,64}>|</?s>|<(?:bos|eos|pad)>|<(?:start|end)_of_\w{1,32}>|\[/?[A-Z_]{2,32}\]")
+"""Template text that looks like a token, not like words or XML."""
+_BOS_NAMES = ("<s>", "<|begin_of_text|>", "<bos>", "<|startoftext|>", "<｜begin▁of▁sentence｜>")
+_BLANKS = (" ", "\n", "\n\n", "\t", "  ", " \n")
 _ASSISTANT = ROLES.index("assistant")
 _NEVER_TOKENS = {"zephyr": ("<|system|>", "<|user|>", "<|assistant|>")}
 """Markers for which the model that a template is named after has no tokens either."""
@@ -146,7 +153,7 @@ class _Measured:
     ) -> Iterator[Finding]:
         """A finding for unusable rows. It is a failure if there are too many of them to be intended."""
         if len(documents):
-            is_failure = len(documents) > MOST_LEFT_OUT * len(self.rows)
+            is_failure = len(documents) > _MOST_LEFT_OUT * len(self.rows)
             headline = f"{share_in_words(len(documents), len(self.rows))} {words}"
             yield Finding(kind, is_failure, headline, (example or self.rows.where(int(documents[0])),), remedy)
 
@@ -265,7 +272,7 @@ def _check_lengths(measured: _Measured, settings: CheckSettings) -> Iterator[Fin
         return
     words = f"have more than max_length={settings.max_length:,} tokens"
     if settings.truncation == "drop" and not settings.drops_are_meant:
-        fits = int(np.quantile(lengths, 1 - MOST_LEFT_OUT, method="inverted_cdf"))
+        fits = int(np.quantile(lengths, 1 - _MOST_LEFT_OUT, method="inverted_cdf"))
         remedy = "truncation='drop' if that is meant, 'keep_start', ... if not"
         if fits > settings.max_length:
             remedy = f"max_length={fits} holds 95 % of them, or {remedy}"
@@ -315,10 +322,7 @@ def place_in_words(place: Mapping[str, Any]) -> str:
     return ", ".join(f"{names.get(name, f'{name} ')}{value}" for name, value in place.items())
 
 
-_MARKER = re.compile(r"<[|｜][^<>\s]{1,64}>|</?s>|<(?:bos|eos|pad)>|<(?:start|end)_of_\w{1,32}>|\[/?[A-Z_]{2,32}\]")
-"""Template text that looks like a token, not like words or XML."""
-_BOS_NAMES = ("<s>", "<|begin_of_text|>", "<bos>", "<|startoftext|>", "<｜begin▁of▁sentence｜>")
-_BLANKS = (" ", "\n", "\n\n", "\t", "  ", " \n")
+# Templates
 
 
 @dataclass(frozen=True, slots=True)
@@ -409,10 +413,7 @@ def _example_text(chat: Mapping[str, Any]) -> str:
     return ""
 
 
-log: logging.Logger = logging.getLogger("batchwright")
-
-_CHECKED_ROWS = 1000
-_BY_THE_TEMPLATE = ("by the template", "the template fails", "generation marks")
+# The check of a loader
 
 
 def refuse_bad(read: StoreStream, *, drops_are_meant: bool = False) -> None:
@@ -473,7 +474,7 @@ def _findings_of_bake(report: Mapping[str, Any], source: str) -> Iterator[Findin
         ]
         headline = f"{share_in_words(number, total)} were left out: {kind}"
         remedy = "a chat template for such conversations"
-        yield Finding(kind, number > MOST_LEFT_OUT * total, headline, tuple(examples[:1]), remedy)
+        yield Finding(kind, number > _MOST_LEFT_OUT * total, headline, tuple(examples[:1]), remedy)
     if source in report.get("layouts", {}):
         yield Finding("format", False, report["layouts"][source])
 

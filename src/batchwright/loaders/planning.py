@@ -40,7 +40,12 @@ __all__ = [
     "without_short",
 ]
 
+_POOL_BYTES = 1 << 30
+"""Bytes of tokens in the windows of all sources together, where shuffle="pool" is not given pool_rows."""
 log: logging.Logger = logging.getLogger("batchwright")
+
+
+# Members of a mixture: stores and loaders, opened and flattened into single sources
 
 
 class Member(NamedTuple):
@@ -192,8 +197,7 @@ def _refuse_what_does_not_flatten(name: Any, plan: Plan, has_weights: bool) -> N
             )
 
 
-_POOL_BYTES = 1 << 30
-"""Bytes of tokens in the windows of all sources together, where shuffle="pool" is not given pool_rows."""
+# Plans
 
 
 def plan_sources(members: Sequence[Member], asked: Asked, shares: Shares | None = None, pad: int | None = None) -> Plan:

@@ -256,9 +256,7 @@ class RawStream(BlockStream):
 
     def check_workers(self, run: Run) -> None:
         if run.num_epochs != 1:
-            what = (
-                "several epochs of raw files cannot be streamed in torch's workers: none knows where one ends"
-            )
+            what = "several epochs of raw files cannot be streamed in torch's workers: none knows where one ends"
             remedy = "num_workers=0, epochs=1, or streaming=False (bakes once, into a cache)"
             raise SpecError(what, parameter="num_workers", remedy=remedy)
 

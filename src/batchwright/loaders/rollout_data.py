@@ -40,6 +40,8 @@ __all__ = ["RolloutBatches", "RolloutSetStream", "RolloutStream", "open_rollouts
 
 _MAX_ARRAYS = 12
 """Arrays of a batch, at most."""
+_LOOKED_UP_ROWS = 4096
+"""Rows that are looked up in the order at once: the order then costs a batch next to nothing."""
 _FIELDS = ("input_ids", "targets", "loss_mask", "attention_mask")
 
 
@@ -171,8 +173,7 @@ def _mask_rows(padded: PaddedRollouts, filled: NDArray[np.bool_]) -> None:
         column[filled] = 0
 
 
-_LOOKED_UP_ROWS = 4096
-"""Rows that are looked up in the order at once: the order then costs a batch next to nothing."""
+# A finished set
 
 
 def open_rollouts(

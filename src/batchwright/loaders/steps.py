@@ -41,6 +41,10 @@ __all__ = [
 ]
 
 
+AnyCut = Cut | BudgetCut
+Numbers = NDArray[np.int64]
+
+
 @dataclass(frozen=True, slots=True)
 class Budget:
     """The largest number of tokens of a batch, padding included, and the divisor of its number of rows."""
@@ -141,8 +145,7 @@ def refuse_other_cut(state: Mapping[str, Any], position: int, record: Record, ru
         raise PlanError(what, parameter="batch_in_block", remedy=remedy)
 
 
-AnyCut = Cut | BudgetCut
-Numbers = NDArray[np.int64]
+# Steps
 
 
 @dataclass(frozen=True, slots=True)
