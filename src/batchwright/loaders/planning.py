@@ -17,8 +17,14 @@ from batchwright.batches.samples import SampleRows
 from batchwright.batches.settings import SETTINGS, Asked
 from batchwright.batches.window import WindowRows
 from batchwright.loaders.loader import Loader
-from batchwright.loaders.packed import open_samples, plan_entry
-from batchwright.loaders.stored import StoreStream, open_stores, refuse_conversations, refuse_other_tokenizer
+from batchwright.loaders.stored import (
+    StoreStream,
+    open_samples,
+    open_stores,
+    plan_entry,
+    refuse_conversations,
+    refuse_other_tokenizer,
+)
 from batchwright.loaders.weights import Shares, caps_of, segments_of, shares_of, tempered
 from batchwright.order.plan import Plan, PlanSource, Segments
 from batchwright.order.schedule import ORDER_VERSION
