@@ -268,14 +268,10 @@ class RawStream(BlockStream):
         `place` is the place at which reading must begin: the start of the row's shuffle window, which must be complete.
         None: unknown, so everything before it is read.
         """
-        plan, offset = self.plan, self._offset(epoch)
-        at, skip, documents = 0, offset, self.documents.read()
+        plan, feed = self.plan, self._feed(epoch, place)
+        at = 0
         if place is not None:
-            at, skip = row - row % (plan.shuffle_rows or 1), place.skip
-            documents = self.documents.read_from(place)
-        if offset:  # the last row of a later epoch wraps from the end of the files to their beginning
-            documents = itertools.chain(documents, self.documents.read())
-        feed = WindowFeed(documents, plan.row_tokens, skip)
+            at = row - row % (plan.shuffle_rows or 1)
         while plan.known_rows is None or at < plan.known_rows:
             wanted = plan.shuffle_rows or at_once
             if plan.known_rows is not None:
@@ -302,11 +298,17 @@ class RawStream(BlockStream):
             for row, after in zip(shuffled, following, strict=True)
         ]
 
-    def _offset(self, epoch: int) -> int:
-        """The first token of an epoch's first row. As in a store, later epochs cut rows at other places."""
-        if not self.plan.recut or not epoch:
-            return 0
-        return key_of("recut", self.plan.seed, self.plan.sources[0].name, epoch) % self.plan.row_tokens
+    def _feed(self, epoch: int, place: OnePlace) -> WindowFeed[Document]:
+        """The documents of an epoch, from a place on. As in a store, later epochs cut rows at other places."""
+        plan, documents, first = self.plan, self.documents.read(), 0
+        if plan.recut and epoch:
+            first = key_of("recut", plan.seed, plan.sources[0].name, epoch) % plan.row_tokens
+        skip = first
+        if place is not None:
+            documents, skip = self.documents.read_from(place), place.skip
+        if first:  # the last row of a later epoch wraps from the end of the files to their beginning
+            documents = itertools.chain(documents, self.documents.read())
+        return WindowFeed(documents, plan.row_tokens, skip)
 
     # Facts learned by reading
 
