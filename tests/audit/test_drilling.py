@@ -178,7 +178,7 @@ def test_a_checkpoint_that_is_resumed_at_another_place_is_found(small_store, pla
 def test_a_rank_that_does_not_answer_is_named():
     with Worker(lambda *task: time.sleep(600), doing="of this test") as rank:
         with pytest.raises(_RankError, match=r"0\.2 s") as raised:
-            _Crew([rank], 0.2).step()
+            _Crew([rank], 0.2).ask("step")
         assert raised.value.rank == 0
 
 
@@ -190,7 +190,7 @@ def test_a_rank_that_dies_is_named():
         os.kill(os.getpid(), signal.SIGTERM)
 
     with Worker(die, doing="of this test") as rank, pytest.raises(_RankError, match="killed by signal 15"):
-        _Crew([rank], 240).step()
+        _Crew([rank], 240).ask("step")
 
 
 def test_an_uninterrupted_run_that_fails_is_an_error_of_its_own(small_store, plan):

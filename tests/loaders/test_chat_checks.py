@@ -13,8 +13,14 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 import batchwright as bw
 from batchwright.base.errors import SpecError
-from batchwright.loaders.chat_checks import CheckSettings, ConversationRows, Finding, findings_of, place_in_words
-from batchwright.loaders.chat_facts import facts_of
+from batchwright.loaders.chat_checks import (
+    CheckSettings,
+    ConversationRows,
+    Finding,
+    facts_of,
+    findings_of,
+    place_in_words,
+)
 from batchwright.prepare.chat.policy import LossPolicy
 from batchwright.prepare.chat.spans import END, ROLES, SPAN_DTYPE, TEMPLATE, TEXT
 from batchwright.prepare.chat.step import chat

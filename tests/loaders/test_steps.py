@@ -517,7 +517,7 @@ def test_what_a_budget_does_not_allow_leaves_the_loader_as_it_was(open_loader, d
         ({}, {}, {"batch_in_block": 5}, "batch_in_block=5", "batch_in_block"),
         ({}, {}, {"batch_in_block": None}, "batch_in_block=None", "batch_in_block"),
         ({}, {}, {"position": 3}, "position 3 ", "batch_in_block"),
-        ({}, {}, {"steps": [[0, 0, 1600, 4], [1, 999, 1600, 4]]}, "position", "steps"),
+        ({}, {}, {"steps": [[0, 0, 1600, 4], [1, 999, 1600, 4]]}, "position", None),
         ({}, {}, {"steps": [[0, 0, 1600, 0]]}, "1600, 0]", None),
         ({}, {}, {"steps": [[0, 0, 1600, 4], [1, 5, 8]]}, "steps", None),
     ],

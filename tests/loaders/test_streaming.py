@@ -17,7 +17,7 @@ import pytest
 
 import batchwright as bw
 from batchwright.base.errors import EndOfRun, PlanError, SourceError, SpecError, StoreError, TokenizerError
-from batchwright.loaders import raw_rows as raw_rows
+from batchwright.loaders import raw_stream
 from batchwright.prepare.tokenizers import CallableTokenizer
 from harness import no_thread_left
 from refusals import refused
@@ -176,9 +176,9 @@ def test_resuming_opens_no_file_before_the_one_that_the_state_names(stream, corp
     while running.state_dict().get("place", None) is None or running.state_dict()["place"]["file"] != "3.jsonl":
         running.get_batch()
     opened = []
-    real = raw_rows.texts_of
+    real = raw_stream.texts_of
     monkeypatch.setattr(
-        raw_rows, "texts_of", lambda job, unit, *rest: (opened.append(unit.spans[0].path), real(job, unit, *rest))[1]
+        raw_stream, "texts_of", lambda job, unit, *rest: (opened.append(unit.spans[0].path), real(job, unit, *rest))[1]
     )
     resumed = stream()
     resumed.load_state_dict(running.state_dict())

@@ -55,11 +55,8 @@ def feed(trainer: Any, loader: Loader[Any], **options: Any) -> None:
     """
     arguments = trainer.args
     if arguments.max_steps <= 0:
-        raise SpecError(
-            "the Trainer must count steps: max_steps is not set",
-            parameter="max_steps",
-            remedy=f"TrainingArguments(max_steps=...); {_steps_of_run(loader, arguments.gradient_accumulation_steps)}",
-        )
+        remedy = f"TrainingArguments(max_steps=...); {_steps_of_run(loader, arguments.gradient_accumulation_steps)}"
+        raise SpecError("the Trainer must count steps: max_steps is not set", parameter="max_steps", remedy=remedy)
     if arguments.world_size % loader.world_size:
         raise SpecError(
             f"the loader shares its batches among {loader.world_size} ranks, and the Trainer runs on "
@@ -90,24 +87,16 @@ def _check_samples(loader: Loader[Any]) -> None:
     flow = loader.stream.flow
     rows = [rows for rows in flow.rows if isinstance(rows, SampleRows)]
     if flow.sequences > 1:
-        raise SpecError(
-            "these are preference pairs: the Trainer would learn the rejected answers too",
-            parameter="loader",
-            remedy="a trainer for pairs, with feed(..., collate_fn=...) that gives it what it takes",
-        )
+        what = "these are preference pairs: the Trainer would learn the rejected answers too"
+        remedy = "a trainer for pairs, with feed(..., collate_fn=...) that gives it what it takes"
+        raise SpecError(what, parameter="loader", remedy=remedy)
     if any(r.spec.packing for r in rows):
         if not flow.fields.position_ids:
-            raise SpecError(
-                "several samples are in a row, and only position_ids would tell transformers where each begins",
-                parameter="position_ids",
-                remedy="leave out Fields(position_ids=False), or packing=",
-            )
+            what = "several samples are in a row, and only position_ids would tell transformers where each begins"
+            raise SpecError(what, parameter="position_ids", remedy="leave out Fields(position_ids=False), or packing=")
         if not hasattr(masking_utils, "find_packed_sequence_indices"):
-            raise SpecError(
-                f"transformers {transformers.__version__} lets samples of a row attend to each other",
-                parameter="packing",
-                remedy="pip install -U transformers, or no packing=",
-            )
+            what = f"transformers {transformers.__version__} lets samples of a row attend to each other"
+            raise SpecError(what, parameter="packing", remedy="pip install -U transformers, or no packing=")
     if any(r.trained is not None and ((r.trained.weight > 0) & (r.trained.weight != 1)).any() for r in rows):
         log.warning("models of transformers know no weights: messages with a weight above 0 are learned with weight 1")
 

@@ -73,11 +73,8 @@ def _named(device: str) -> Any:
         return jax.devices(platform)[int(number or 0)]
     except (RuntimeError, ValueError, IndexError):
         known = ", ".join(f"{found.platform}:{place}" for place, found in enumerate(jax.devices()))
-        raise SpecError(
-            f"JAX knows no device {device!r}",
-            parameter="device",
-            remedy=f"one of {known}, or an object of jax.devices()",
-        ) from None
+        remedy = f"one of {known}, or an object of jax.devices()"
+        raise SpecError(f"JAX knows no device {device!r}", parameter="device", remedy=remedy) from None
 
 
 def _check_range(name: Any, array: NDArray[Any]) -> None:
@@ -86,11 +83,9 @@ def _check_range(name: Any, array: NDArray[Any]) -> None:
         return
     for value in (int(array.min()), int(array.max())):
         if not np.iinfo(dtype).min <= value <= np.iinfo(dtype).max:
-            raise SpecError(
-                f"{value} in column {name!r} ({array.dtype}) does not fit into JAX's {dtype}",
-                parameter=str(name),
-                remedy="jax.config.update('jax_enable_x64', True), or a column of smaller numbers",
-            )
+            what = f"{value} in column {name!r} ({array.dtype}) does not fit into JAX's {dtype}"
+            remedy = "jax.config.update('jax_enable_x64', True), or a column of smaller numbers"
+            raise SpecError(what, parameter=str(name), remedy=remedy)
 
 
 def joined(left: Any, right: Any) -> Any:

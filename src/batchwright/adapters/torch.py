@@ -1,4 +1,4 @@
-"""The adapter of torch: blocks as tensors, and a loader as a dataset for the DataLoaders of torch and torchdata."""
+"""The adapter of torch: blocks as tensors, and loaders and pools as datasets for DataLoaders of torch and torchdata."""
 
 from __future__ import annotations
 
@@ -27,9 +27,11 @@ if TYPE_CHECKING:
     from batchwright.batches.batch import Block
     from batchwright.batches.types import TrainingBatch
     from batchwright.loaders.loader import Loader
+    from batchwright.pool.dataset import StreamingMixedShardDataset
 
 __all__ = [
     "FollowingDataLoader",
+    "PoolLoader",
     "TorchBatches",
     "TorchBlocks",
     "copied",
@@ -234,17 +236,12 @@ def _target(device: Any | None) -> torch.device:
     try:
         target = torch.device(device)
     except (RuntimeError, TypeError) as error:
-        raise SpecError(
-            f"torch knows no device {device!r}: {str(error).splitlines()[0]}",
-            parameter="device",
-            remedy='device="cpu", device="cuda" or device="cuda:0"',
-        ) from None
+        what = f"torch knows no device {device!r}: {str(error).splitlines()[0]}"
+        raise SpecError(what, parameter="device", remedy='device="cpu", device="cuda" or device="cuda:0"') from None
     if target.type == "cuda" and (target.index or 0) >= (num_devices := torch.cuda.device_count()):
-        raise SpecError(
-            f"device={str(target)!r} is not here: torch sees {num_devices} CUDA devices",
-            parameter="device",
-            remedy='device="cpu", or a torch that is built for CUDA, on a machine with a GPU',
-        )
+        what = f"device={str(target)!r} is not here: torch sees {num_devices} CUDA devices"
+        remedy = 'device="cpu", or a torch that is built for CUDA, on a machine with a GPU'
+        raise SpecError(what, parameter="device", remedy=remedy)
     return target
 
 
@@ -345,18 +342,19 @@ class TorchBatches(IterableDataset):  # type: ignore[misc]
 
         `options` are torch's: pin_memory, prefetch_factor, persistent_workers, multiprocessing_context, ...
         """
-        if not options.get("in_order", True):
-            raise SpecError(
-                "in_order=False would hand over steps in another order, which no state can describe",
-                parameter="in_order",
-                remedy="leave in_order= out",
-            )
+        _check_in_order(options)
         # torch draws a seed for workers whenever a pass begins. If it came from the program's random numbers, a run
         # that resumes inside an epoch would draw once more than an uninterrupted run, and its dropout would differ.
         own = torch.Generator(torch.get_default_device()).manual_seed(torch.initial_seed())
         options.setdefault("generator", own)
         options.setdefault("collate_fn", _as_it_is)  # torch's default would copy each batch, item by item
         return FollowingDataLoader(self, batch_size=None, num_workers=num_workers, **options)
+
+
+def _check_in_order(options: Mapping[str, Any]) -> None:
+    if not options.get("in_order", True):
+        what = "in_order=False would hand over steps in another order, which no state can describe"
+        raise SpecError(what, parameter="in_order", remedy="leave in_order= out")
 
 
 def _as_it_is(batch: Any) -> Any:
@@ -425,3 +423,85 @@ def _place_of(loader: Loader[Any]) -> dict[str, Any]:
 def _after_pass(loader: Loader[Any]) -> int:
     """The position of the pass after the one that begins at the cursor."""
     return loader.this_run.after_pass(loader.position, loader.record)
+
+
+# A mixed stream of the pool
+
+
+class _Turns(IterableDataset):  # type: ignore[misc]
+    """The turns of a worker: (lane, rows, columns). A lane of -1 means that memory ended the turns."""
+
+    def __init__(self, source: StreamingMixedShardDataset, rows: int, is_even: bool) -> None:
+        self.source, self.rows, self.is_even = source, rows, is_even
+
+    def __iter__(self) -> Iterator[tuple[int, int, Any]]:
+        passes = self.source.passes
+        passes.reports_stops = True
+        yield from passes.turns(self.rows, self.is_even)
+        if passes.stopped_early and get_worker_info() is not None:
+            yield -1, 0, {}
+
+
+class PoolLoader(TorchDataLoader):  # type: ignore[misc]
+    """A torch DataLoader over a mixed stream that moves the dataset's cursor, with any number of workers.
+
+    One pass goes from the cursor to the end of the epoch; the next pass reads the next epoch.
+    """
+
+    dataset: _Turns
+    _iterator: Any
+    _kept_workers_at: Any
+    """The cursor of persistent workers; None if unknown."""
+
+    def __init__(self, source: StreamingMixedShardDataset, rows: int, is_even: bool, **options: Any) -> None:
+        for name in ("batch_size", "shuffle", "sampler", "batch_sampler", "collate_fn"):
+            if name in options:
+                what = f"{name}= is not for a mixed stream: it has its own order and batches"
+                remedy = "ds.loader(num_workers=2, batch_size=1024); the dataset's transform= changes batches"
+                raise SpecError(what, parameter=name, remedy=remedy)
+        _check_in_order(options)
+        self._kept_workers_at = None
+        # Without workers, torch would pin in the loop with its own thread pool: 13 to 19 ms for 1 MB were seen.
+        self._pins = bool(options.get("pin_memory")) and not options.get("num_workers") and torch.cuda.is_available()
+        if self._pins:
+            options["pin_memory"] = False
+        super().__init__(_Turns(source, rows, is_even), batch_size=None, **options)
+
+    def __iter__(self) -> Iterator[Any]:
+        if self.num_workers:
+            yield from self._follow_workers()
+            return
+        for _, _, columns in super().__iter__():
+            if self._pins:
+                columns = {name: pinned(column) for name, column in columns.items()}
+            yield columns
+
+    def _follow_workers(self) -> Iterator[Any]:
+        turns, passes = self.dataset, self.dataset.source.passes
+        passes.begin(turns.rows, turns.is_even, workers=self.num_workers)
+        if self._kept_workers_at != passes.run.cursor:
+            self._iterator = None  # persistent workers continue with the next epoch, unless the cursor has jumped
+        batches, is_at_end = super().__iter__(), False
+        self._kept_workers_at = None
+        # Without this, workers would keep their pools as long as the error that ended them is referenced.
+        end_workers = getattr(batches, "_shutdown_workers", lambda: None)
+        try:
+            is_at_end = yield from passes.follow(batches)
+        finally:
+            if is_at_end:
+                self._kept_workers_at = passes.run.cursor.copy()
+            else:  # inside an epoch, workers are ahead of the cursor by an unknown number of batches
+                self._iterator = None
+                end_workers()
+
+    def __len__(self) -> int:
+        """Batches of a whole epoch on this rank."""
+        turns = self.dataset
+        return turns.source.num_batches(turns.rows, drop_last=turns.is_even, num_workers=self.num_workers)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The stream's state after the last batch handed over. Rows that workers drew ahead do not count."""
+        return self.dataset.source.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.dataset.source.load_state_dict(state)

@@ -123,10 +123,8 @@ def check_steps(plan: Plan, first_step: int, last_step: int) -> None:
     limit = plan.epoch_spec["epochs"].limit
     num_steps = None if limit is None else step_of_position(plan.steps, limit, **plan.epoch_spec)
     if num_steps is not None and last_step >= num_steps:
-        raise PlanError(
-            f"step {last_step:,} does not exist: the stream of plan {plan.fingerprint} ends at position {limit:,}",
-            remedy=f"steps below {num_steps:,}",
-        )
+        what = f"step {last_step:,} does not exist: the stream of plan {plan.fingerprint} ends at position {limit:,}"
+        raise PlanError(what, remedy=f"steps below {num_steps:,}")
 
 
 def _tasks(plan: Plan, first_step: int, last_step: int) -> Iterator[Task]:

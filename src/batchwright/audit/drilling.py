@@ -21,7 +21,7 @@ import random
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import numpy as np
@@ -219,18 +219,12 @@ def drill(
     kills = sorted(chance.sample(range(first_step + 1, stop), len(legs) - 1))
     stores = {stream.store for stream in streams_for_plan(store, found).values()}
     versions = tuple(sorted((str(store.path.absolute()), store.version) for store in stores))
-
-    def crew_of(leg: Leg) -> contextlib.AbstractContextManager[_Crew]:
-        openings = [Opening(versions, found, rows, leg, rank) for rank in range(leg.ranks)]
-        return _crew(openings, open_loader, timeout_seconds)
-
-    with crew_of(Leg(ranks=1)) as crew:
-        start, truth = _read_without_break(crew, range(first_step, stop))
-    run = _DrilledRun(truth, checkpoint_every, first_step, start, first_step)
+    opening = Opening(versions, found, rows, Leg(ranks=1), rank=0)
+    run = _DrilledRun(opening, open_loader, timeout_seconds, checkpoint_every, first_step, first_step)
+    run.read_without_break(stop)
     results: list[LegResult] = []
     for number, (leg, until) in enumerate(zip(legs, [*kills, stop], strict=True), 1):
-        with crew_of(leg) as crew:
-            result = run.go(crew, number, leg, until, is_killed=until < stop, chance=chance.random())
+        result = run.go(number, leg, until, is_killed=until < stop, chance=chance.random())
         results.append(result)
         if on_leg is not None:
             on_leg(result)
@@ -243,24 +237,9 @@ def drill(
         first_step=first_step,
         num_steps=steps,
         kill_seed=kill_seed,
-        digest=combine(record.tokens[record.is_real] for record in truth.values()),
+        digest=combine(record.tokens[record.is_real] for record in run.truth.values()),
         legs=tuple(results),
     )
-
-
-def _read_without_break(crew: _Crew, steps: range) -> tuple[State, dict[int, _Record]]:
-    """(the state before the first step, the record of each step)."""
-    truth: dict[int, _Record] = {}
-    try:
-        (start,) = crew.open(None, steps.start)
-        for step in steps:
-            (truth[step],) = crew.step()
-    except _RankError as error:
-        where = f"at step {steps.start + len(truth):,}"
-        raise WorkerError(
-            f"the uninterrupted run stopped {where}: {error}", remedy="`batchwright verify STORE` finds damage"
-        ) from None
-    return start, truth
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,34 +263,61 @@ class _Record:
 class _DrilledRun:
     """A run that is read leg after leg, each from the last checkpoint."""
 
-    truth: dict[int, _Record]
+    opening: Opening
+    """Of its first process: others differ in leg and rank."""
+    open_loader: OpenRank
+    timeout_seconds: float
     checkpoint_every: int
     checkpoint_step: int
-    checkpoint: State
     reached: int
     """The first step that no leg has finished."""
+    checkpoint: State = field(default_factory=dict)
+    truth: dict[int, _Record] = field(default_factory=dict)
+    """The records of the uninterrupted run."""
 
-    def go(self, crew: _Crew, number: int, leg: Leg, until: int, *, is_killed: bool, chance: float) -> LegResult:
-        """Read up to a step, and kill the ranks there."""
+    @contextlib.contextmanager
+    def crew(self, leg: Leg) -> Iterator[_Crew]:
+        """The processes of a leg."""
+        with contextlib.ExitStack() as stack:
+            ranks = [_Rank(replace(self.opening, leg=leg, rank=rank), self.open_loader) for rank in range(leg.ranks)]
+            workers = [stack.enter_context(Worker(rank, doing="of the drill")) for rank in ranks]
+            yield _Crew(workers, self.timeout_seconds)
+
+    def read_without_break(self, stop: int) -> None:
+        first_step = self.checkpoint_step
+        with self.crew(self.opening.leg) as crew:
+            try:
+                (self.checkpoint,) = crew.ask("open", None, first_step)
+                for step in range(first_step, stop):
+                    (self.truth[step],) = crew.ask("step")
+            except _RankError as error:
+                where = f"at step {first_step + len(self.truth):,}"
+                raise WorkerError(
+                    f"the uninterrupted run stopped {where}: {error}", remedy="`batchwright verify STORE` finds damage"
+                ) from None
+
+    def go(self, number: int, leg: Leg, until: int, *, is_killed: bool, chance: float) -> LegResult:
+        """Read up to a step in a leg, and kill its ranks there."""
         began = time.monotonic()
         step = first_step = self.checkpoint_step
         differences: list[Difference] = []
         killed_in_step = None
-        try:
-            crew.open(self.checkpoint, None)
-            while step < until:
-                records = crew.step()
-                found = _differences(self.truth[step], records, leg.ranks)
-                differences += [Difference(step=step, leg=number, rank=rank, what=what) for rank, what in found]
-                step += 1
-                if step % self.checkpoint_every == 0:
-                    self.checkpoint_step = step
-                    self.checkpoint = json.loads(json.dumps(records[0].state))  # as in a checkpoint file
-            if is_killed:
-                killed_in_step = until
-                crew.kill_in_mid_step(chance * _MOST_WAIT_SECONDS)
-        except _RankError as error:
-            differences.append(Difference(step=step, leg=number, rank=error.rank, what=str(error)))
+        with self.crew(leg) as crew:
+            try:
+                crew.ask("open", self.checkpoint, None)
+                while step < until:
+                    records = crew.ask("step")
+                    found = _differences(self.truth[step], records, leg.ranks)
+                    differences += [Difference(step=step, leg=number, rank=rank, what=what) for rank, what in found]
+                    step += 1
+                    if step % self.checkpoint_every == 0:
+                        self.checkpoint_step = step
+                        self.checkpoint = json.loads(json.dumps(records[0].state))  # as in a checkpoint file
+                if is_killed:
+                    killed_in_step = until
+                    crew.kill_in_mid_step(chance * _MOST_WAIT_SECONDS)
+            except _RankError as error:
+                differences.append(Difference(step=step, leg=number, rank=error.rank, what=str(error)))
         repeated = min(self.reached, step) - first_step
         self.reached = max(self.reached, step)
         return LegResult(
@@ -370,14 +376,8 @@ class _Crew:
     def __init__(self, ranks: list[Worker], timeout_seconds: float) -> None:
         self.ranks, self.timeout_seconds = ranks, timeout_seconds
 
-    def open(self, state: State | None, step: int | None) -> list[State]:
-        """Open all loaders, at a state or a step. Return their states."""
-        return self._ask("open", state, step)
-
-    def step(self) -> list[_Record]:
-        return self._ask("step")
-
-    def _ask(self, *task: Any) -> list[Any]:
+    def ask(self, *task: Any) -> list[Any]:
+        """Give all ranks a task. Return their answers."""
         for rank in self.ranks:
             rank.send(*task)
         answers = []
@@ -401,13 +401,6 @@ class _Crew:
         time.sleep(wait_seconds)
         for rank in self.ranks:
             os.kill(rank.process.pid, signal.SIGKILL)
-
-
-@contextlib.contextmanager
-def _crew(openings: list[Opening], open_loader: OpenRank, timeout_seconds: float) -> Iterator[_Crew]:
-    with contextlib.ExitStack() as stack:
-        ranks = [stack.enter_context(Worker(_Rank(opening, open_loader), doing="of the drill")) for opening in openings]
-        yield _Crew(ranks, timeout_seconds)
 
 
 class _Rank:

@@ -131,10 +131,8 @@ def _stream(rows: WindowRows | SampleRows) -> TokenStream:
 def _refuse_what_is_past_the_end(plan: Plan, position: int) -> None:
     end = plan.epoch_spec["epochs"].limit
     if end is not None and position >= end:
-        raise PlanError(
-            f"position {position:,} does not exist: the stream of plan {plan.fingerprint} ends at {end:,}",
-            remedy=f"a position below {end:,}",
-        )
+        what = f"position {position:,} does not exist: the stream of plan {plan.fingerprint} ends at {end:,}"
+        raise PlanError(what, remedy=f"a position below {end:,}")
 
 
 def _file_numbers(stores: list[Store], wanted: str) -> dict[Path, list[int]]:
@@ -146,17 +144,11 @@ def _file_numbers(stores: list[Store], wanted: str) -> dict[Path, list[int]]:
         found = {path for path in known if f"{os.sep}{path}".endswith(f"{os.sep}{wanted}")}
     if not found:
         near = suggest(wanted, known) or suggest(Path(wanted).name, [Path(path).name for path in known])
-        raise SourceError(
-            f"{wanted} is not a file of this store",
-            file=wanted,
-            remedy=f"perhaps {near}" if near else "`batchwright info` lists them",
-        )
+        remedy = f"perhaps {near}" if near else "`batchwright info` lists them"
+        raise SourceError(f"{wanted} is not a file of this store", file=wanted, remedy=remedy)
     if len({os.path.abspath(path) for path in found}) > 1:
-        raise SourceError(
-            f"{len(found)} files of this store end in {wanted}",
-            file=", ".join(sorted(found)[:4]),
-            remedy="more of the path",
-        )
+        what = f"{len(found)} files of this store end in {wanted}"
+        raise SourceError(what, file=", ".join(sorted(found)[:4]), remedy="more of the path")
     return {store: [number for number, path in enumerate(files) if path in found] for store, files in paths.items()}
 
 

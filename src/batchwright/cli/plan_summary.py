@@ -398,7 +398,7 @@ def _fill(plan: Plan, source: PlanSource) -> float | None:
 
 
 def _documents(source: PlanSource, stream: TokenStream | None) -> DocumentsSummary | None:
-    from batchwright.loaders.packed import open_samples, spec_of_entry
+    from batchwright.loaders.stored import open_samples, spec_of_entry
 
     if not source.rows or stream is None:
         return None

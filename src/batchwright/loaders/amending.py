@@ -13,8 +13,7 @@ from batchwright.base.checks import at_least, whole_number
 from batchwright.base.errors import PlanError, SpecError, StoreError
 from batchwright.batches.flow import Flow
 from batchwright.loaders.loader import Loader
-from batchwright.loaders.members import Member, flatten
-from batchwright.loaders.planning import end_of_mixture, refuse_ends, source_of
+from batchwright.loaders.planning import Member, end_of_mixture, flatten, refuse_ends, source_of
 from batchwright.loaders.stored import open_flow, refuse_other_tokenizer
 from batchwright.loaders.weights import caps_of, segments_of, shares_of
 from batchwright.order.plan import Amendment, Plan, PlanSource, Segments
@@ -84,19 +83,13 @@ def amend_flow(
     if at is None:
         at = cursor
     if whole_number(at=at) < cursor:
-        raise SpecError(
-            f"position {at:,} is past: the cursor is at {cursor:,}",
-            parameter="at",
-            remedy=f"at={cursor} or more, or load an earlier state first",
-        )
+        remedy = f"at={cursor} or more, or load an earlier state first"
+        raise SpecError(f"position {at:,} is past: the cursor is at {cursor:,}", parameter="at", remedy=remedy)
     streams = {rows.name: rows.stream for rows in flow.stored if isinstance(rows.stream, TokenStream)}
     members = members_to_add(add, plan, next(iter(streams.values())).store)
     if members and plan.weights is None and not asked.get("weights") and epochs == 1:
-        raise SpecError(
-            "without weights a source joins when the next epoch begins, and this run has only one",
-            parameter="add",
-            remedy="epochs=2 or more when opening the loader, or weights= too",
-        )
+        what = "without weights a source joins when the next epoch begins, and this run has only one"
+        raise SpecError(what, parameter="add", remedy="epochs=2 or more when opening the loader, or weights= too")
     amended = amend_plan(plan, at=at, add=add, opened=members, **asked)
     streams |= {member.name: member.stream for member in members}
     return amended, open_flow(streams, amended, flow.fields, flow.padding)
@@ -145,28 +138,17 @@ def _row_tokens(plan: Plan, source: PlanSource | None) -> int:
 def _check_member(member: Member, known: PlanSource | None, plan: Plan) -> None:
     """Refuse rows that do not fit into the plan. `known` is the source that grows."""
     if known is not None and known.rows:  # rows of whole documents are planned over all documents together
-        raise SpecError(
-            f"the rows of {member.name!r} are made of whole documents, so it cannot grow under this plan",
-            parameter="add",
-            source=member.name,
-            remedy="add= what is new under another name",
-        )
+        what = f"the rows of {member.name!r} are made of whole documents, so it cannot grow under this plan"
+        raise SpecError(what, parameter="add", source=member.name, remedy="add= what is new under another name")
     if member.rows is not None and plan.pad is None:
-        raise SpecError(
-            f"rows of {member.name!r} must be filled up, and plan {plan.fingerprint} has no token for that",
-            parameter="add",
-            source=member.name,
-            remedy="a new plan that has such a source from the beginning",
-        )
+        what = f"rows of {member.name!r} must be filled up, and plan {plan.fingerprint} has no token for that"
+        remedy = "a new plan that has such a source from the beginning"
+        raise SpecError(what, parameter="add", source=member.name, remedy=remedy)
     expected = _row_tokens(plan, known)
     is_padded = known is None and plan.pad is not None and member.row_tokens < expected
     if member.row_tokens != expected and not is_padded:
-        raise SpecError(
-            f"rows of {member.name!r} have {member.row_tokens:,} tokens, those of the plan {expected:,}",
-            parameter="add",
-            source=member.name,
-            remedy=f"chunk_size={expected}",
-        )
+        what = f"rows of {member.name!r} have {member.row_tokens:,} tokens, those of the plan {expected:,}"
+        raise SpecError(what, parameter="add", source=member.name, remedy=f"chunk_size={expected}")
 
 
 def _added(plan: Plan, member: Member) -> PlanSource:
@@ -179,12 +161,9 @@ def _added(plan: Plan, member: Member) -> PlanSource:
             f"source {source.name!r} is in the plan already, with this content", parameter="add", source=source.name
         )
     if not member.stream.begins_with(known.fingerprint, known.num_tokens):
-        raise PlanError(
-            f"source {source.name!r} was replaced: its first {known.num_tokens:,} tokens are not those of the plan",
-            source=source.name,
-            file=member.stream.store.path,
-            remedy="a store that has them and more after them (baked with shuffle=False, or adopted), or another name",
-        )
+        what = f"source {source.name!r} was replaced: its first {known.num_tokens:,} tokens are not those of the plan"
+        remedy = "a store that has them and more after them (baked with shuffle=False, or adopted), or another name"
+        raise PlanError(what, source=source.name, file=member.stream.store.path, remedy=remedy)
     return source
 
 
@@ -194,12 +173,9 @@ def _check_that_new_sources_have_weights(plan: Plan, added: Sequence[PlanSource]
     with_weights = {name for _, weights in segments or plan.schedule for name, _ in weights or ()}
     for source in added:
         if source.name not in with_weights | {known.name for known in plan.all_sources}:
-            raise SpecError(
-                f"source {source.name!r} joins a mixture without a weight",
-                parameter="weights",
-                source=source.name,
-                remedy=f"weights= with one for {source.name!r}",
-            )
+            what = f"source {source.name!r} joins a mixture without a weight"
+            remedy = f"weights= with one for {source.name!r}"
+            raise SpecError(what, parameter="weights", source=source.name, remedy=remedy)
 
 
 # Positions
@@ -214,9 +190,7 @@ def _position(plan: Plan, at: int | None, skips: Spans) -> int:
     at = at_least(0, at=at)
     if plan.amendments:
         _check_order(plan.amendments[-1], at)
-    end = plan.epoch_spec["epochs"].limit
-    if end is None:
-        end = NEVER
+    end = plan.epochs.limit or NEVER
     if at > end:
         raise SpecError(
             f"position {at:,} does not exist: the stream ends at {end:,}", parameter="at", remedy=f"at={end} or less"
@@ -227,17 +201,11 @@ def _position(plan: Plan, at: int | None, skips: Spans) -> int:
 def _check_order(last: Amendment, at: int) -> None:
     """Check that the positions of amendments rise."""
     if at == last.at:
-        raise SpecError(
-            f"position {at:,} has an amendment already ({last})",
-            parameter="at",
-            remedy=f"both changes in one amend(), on plan {last.parent}; or a later position",
-        )
+        remedy = f"both changes in one amend(), on plan {last.parent}; or a later position"
+        raise SpecError(f"position {at:,} has an amendment already ({last})", parameter="at", remedy=remedy)
     if at < last.at:
-        raise SpecError(
-            f"position {at:,} lies before the last amendment ({last}), which would change",
-            parameter="at",
-            remedy=f"at={last.at + 1} or more, or amend plan {last.parent}",
-        )
+        what = f"position {at:,} lies before the last amendment ({last}), which would change"
+        raise SpecError(what, parameter="at", remedy=f"at={last.at + 1} or more, or amend plan {last.parent}")
 
 
 def _spans(skip: Any) -> Spans:
@@ -263,29 +231,19 @@ def _spans(skip: Any) -> Spans:
 
 
 def _check_skips(plan: Plan, at: int, skips: Spans) -> None:
-    end = plan.epoch_spec["epochs"].limit
-    if end is None:
-        end = NEVER
+    end = plan.epochs.limit or NEVER
     most = (plan.epoch_rows or NEVER) * _MOST_SKIPPED_EPOCHS
     for first, last in skips:
         if last - first > most:
-            raise SpecError(
-                f"skip=({first}, {last}) passes over more than {_MOST_SKIPPED_EPOCHS:,} epochs",
-                parameter="skip",
-                remedy="loader.seek(position=...)",
-            )
+            what = f"skip=({first}, {last}) passes over more than {_MOST_SKIPPED_EPOCHS:,} epochs"
+            raise SpecError(what, parameter="skip", remedy="loader.seek(position=...)")
         if first < at:
-            raise SpecError(
-                f"position {first:,} cannot be skipped: it lies before {at:,}, from which on the plan is amended",
-                parameter="skip",
-                remedy=f"load a state from position {first:,} or before, and amend there",
-            )
+            what = f"position {first:,} cannot be skipped: it lies before {at:,}, from which on the plan is amended"
+            remedy = f"load a state from position {first:,} or before, and amend there"
+            raise SpecError(what, parameter="skip", remedy=remedy)
         if last >= end:
-            raise SpecError(
-                f"position {last:,} cannot be skipped: the stream ends at {end:,}",
-                parameter="skip",
-                remedy=f"positions below {end:,}",
-            )
+            what = f"position {last:,} cannot be skipped: the stream ends at {end:,}"
+            raise SpecError(what, parameter="skip", remedy=f"positions below {end:,}")
 
 
 # Lanes, caps and ends
@@ -294,40 +252,28 @@ def _check_skips(plan: Plan, at: int, skips: Spans) -> None:
 def _check_lanes(plan: Plan, **asked: Any) -> None:
     for name, value in asked.items():
         if plan.lanes is not None and value:
-            raise SpecError(
-                "a plan with lanes can only be amended by skip=, and if it has weights by weights= or another end",
-                parameter=name,
-                remedy="a new plan without lanes=",
-            )
+            what = "a plan with lanes can only be amended by skip=, and if it has weights by weights= or another end"
+            raise SpecError(what, parameter=name, remedy="a new plan without lanes=")
 
 
 def _check_caps(plan: Plan, at: int, caps: Mapping[str, int], is_mixture: bool) -> None:
     if caps and not is_mixture:
-        raise SpecError(
-            "without weights every source is read equally often, so none can be capped",
-            parameter="max_epochs",
-            remedy="weights= too",
-        )
+        what = "without weights every source is read equally often, so none can be capped"
+        raise SpecError(what, parameter="max_epochs", remedy="weights= too")
     given = plan.order.counts(at)
     for source, name in enumerate(plan.order.names):
         if name not in caps or not given[source]:
             continue
         used = 1 + int(plan.order.epoch_of(source, np.array([given[source] - 1]))[0][0])
         if used > caps[name]:
-            raise SpecError(
-                f"source {name!r} is in epoch {used} at position {at:,}, so it cannot be capped at {caps[name]}",
-                parameter="max_epochs",
-                source=name,
-                remedy=f"max_epochs={{{name!r}: {used}}} or more, or a weight of 0",
-            )
+            what = f"source {name!r} is in epoch {used} at position {at:,}, so it cannot be capped at {caps[name]}"
+            remedy = f"max_epochs={{{name!r}: {used}}} or more, or a weight of 0"
+            raise SpecError(what, parameter="max_epochs", source=name, remedy=remedy)
 
 
 def _check_end(end: int, at: int, plan: Plan, **asked: Any) -> None:
     if end <= at:
         name = next(name for name, value in asked.items() if value is not None)
         least = (at + 1) * {"num_rows": 1, "num_tokens": plan.row_tokens}[name]
-        raise SpecError(
-            f"the stream cannot end at row {end:,}: {at:,} were given by then",
-            parameter=name,
-            remedy=f"{name}={least} or more",
-        )
+        what = f"the stream cannot end at row {end:,}: {at:,} were given by then"
+        raise SpecError(what, parameter=name, remedy=f"{name}={least} or more")

@@ -1,4 +1,4 @@
-"""Batches cut from blocks. A block holds the gathered rows of several steps; many blocks are located at once.
+"""Batches of a flow, by count or as planned. Many steps by count are slices of one block, and located together.
 
 Everything here is a function of (flow, cut, share, position); only the memory of blocks is reused. This thread, a
 thread that works ahead, and worker processes make the same batches.
@@ -21,18 +21,12 @@ from batchwright.batches.frameworks import adapter
 from batchwright.batches.types import TrainingBatch
 from batchwright.loaders.interface import Made, Making, Record, Stream, state_at
 from batchwright.loaders.run import Run
+from batchwright.loaders.steps import Step, Steps
+from batchwright.order.budget import BLOCK_ROWS
 from batchwright.order.sharding import Share
 from batchwright.order.split import Cut
 
-__all__ = [
-    "BlockBatches",
-    "BlockStream",
-    "CountedBatches",
-    "FlowBatches",
-    "NumpyBlocks",
-    "borders_of",
-    "tasks_from",
-]
+__all__ = ["BlockBatches", "BlockStream", "CountedBatches", "NumpyBlocks", "PlannedBatches", "borders_of", "tasks_from"]
 
 T = TypeVar("T")
 
@@ -44,10 +38,10 @@ _LOCATED_SPAN = 1 << 20
 """Positions over which those rows may lie."""
 _BLOCK_BYTES = 2 << 20
 """Tokens gathered at once: small batches share a gather, and what was gathered is still in a cache when it is used."""
-_MOST_COLUMNS = 7
-"""Integers of a token in a block: ids, positions, segments, masks and what belongs to samples."""
 _AHEAD_BYTES = 4 << 20
 """The same for work that a thread or process does ahead: fewer hand-overs."""
+_BYTES_PER_TOKEN = 8 * 7
+"""The bytes of a token in a block, at most: ids, positions, segments, masks and the columns of samples."""
 
 Borders = list[tuple[int, int]]
 """(position of the first row, position after the step) of some steps."""
@@ -110,12 +104,10 @@ class BlockBatches:
     """The maker of a block's batches: slices of its arrays, and their metadata."""
 
     def __init__(self, stream: BlockStream, run: Run, record: Record, making: Making) -> None:
+        self.stream: BlockStream = stream
         self.names: list[str] = [source.name for source in stream.plan.all_sources]
-        self.plan: str = stream.plan.fingerprint
         self.row_tokens: int = stream.plan.row_tokens
         self.sequences: int = stream.sequences
-        self.tokenizer: str | None = stream.tokenizer
-        self.pool: BlockPool = stream.pool
         self.adapt: NumpyBlocks = _adapter_of(making.framework)
         self.prefetch: int = making.prefetch
         self.workers: int = making.workers
@@ -170,8 +162,8 @@ class BlockBatches:
         if block.shown and block.widths is not None:  # aligned with targets
             rows, columns = slice(first * per, last * per), slice(1, int(block.widths[first * per]) + 1)
             facts |= {name: array[rows, columns] for name, array in block.shown.items()}
-        if self.tokenizer:
-            facts["tokenizer"] = self.tokenizer
+        if self.stream.tokenizer:
+            facts["tokenizer"] = self.stream.tokenizer
         return facts
 
 
@@ -206,7 +198,7 @@ class FlowBatches(BlockBatches):
         """(step or steps, their block), gathered by worker processes."""
         steps, begun = itertools.tee(steps)
         results = by_processes(_BlockMaker(self.flow), map(task_of, begun), self.workers, slot_bytes)
-        return zip(steps, (_block_of(arrays, self.pool) for arrays in results), strict=True)
+        return zip(steps, (_block_of(arrays, self.stream.pool) for arrays in results), strict=True)
 
 
 class CountedBatches(FlowBatches):
@@ -222,14 +214,9 @@ class CountedBatches(FlowBatches):
         """This rank's rows of a full batch."""
         return len(self.share(self.cut.rows_per_step))
 
-    def batches(self, position: int) -> Made[TrainingBatch]:
-        """(batch, position after it) from a position to the end of the run."""
-        return self.adapt.hand_over(self._sliced(position))
-
-    def turns(self, position: int, skipped: int, every: int, stop: int | None) -> Iterator[TrainingBatch]:
-        """Every `every`-th batch up to `stop`, after the first `skipped`. For processes that take turns."""
+    def batches(self, position: int, skipped: int = 0, every: int = 1, stop: int | None = None) -> Made[TrainingBatch]:
         start = self.cut.after(position, skipped)
-        return (batch for batch, _ in self._sliced(start, every, stop))
+        return self.adapt.hand_over(self._sliced(start, every, stop))
 
     def _sliced(self, position: int, every: int = 1, stop: int | None = None) -> Made[TrainingBatch]:
         adapt = self.adapt
@@ -286,11 +273,11 @@ class CountedBatches(FlowBatches):
         return max(1, num_bytes // (self.width * self.sequences * (self.row_tokens + 1) * 8))
 
     def _make(self, piece: Piece) -> tuple[Borders, Block]:
-        return piece.borders, piece.located.make(piece.first, piece.last, self.pool.take)
+        return piece.borders, piece.located.make(piece.first, piece.last, self.stream.pool.take)
 
     def _gathered_by_processes(self, position: int, every: int, stop: int | None) -> Iterator[tuple[Borders, Block]]:
         steps = self._steps_in(_AHEAD_BYTES)
-        row_bytes = (self.row_tokens + 1) * _MOST_COLUMNS * 8 * self.sequences + 64
+        row_bytes = (self.row_tokens + 1) * _BYTES_PER_TOKEN * self.sequences + 64
         # An uneven sharding may give this rank more rows of a short batch than of a full one. Unused memory is free.
         slot_bytes = max(steps * self.width, self.cut.rows_per_step) * row_bytes + 4096
         tasks = self.tasks(position, most=steps, every=every, stop=stop)
@@ -302,7 +289,7 @@ class CountedBatches(FlowBatches):
         facts = self._facts(block, first, last) | {"global_rows": real}
         if block.widths is not None:
             facts |= self._totals(self.cut.positions(begin, real))
-        return facts | {"state": state_at(after, self.plan, self.record)}
+        return facts | {"state": state_at(after, self.stream.plan.fingerprint, self.record)}
 
 
 def tasks_from(
@@ -395,3 +382,53 @@ class _BlockMaker:
         arrays |= {"weight": block.weight, "widths": block.widths, "seams": block.seams}
         arrays |= block.extra | {f"shown_{name}": array for name, array in block.shown.items()}
         return {name: array for name, array in arrays.items() if array is not None}
+
+
+# Planned steps
+
+
+class PlannedBatches(FlowBatches):
+    """One rank's batches of a run with planned steps. Each batch is gathered separately."""
+
+    def __init__(self, stream: BlockStream, run: Run, rows: int, record: Record, making: Making, flow: Flow) -> None:
+        super().__init__(stream, run, record, making, flow)
+        self.steps: Steps = run.steps(rows, record)
+        self.most_tokens: int = rows * self.sequences * self.row_tokens
+        """Tokens of a global batch at most, padding included."""
+        if run.budget is not None:
+            self.most_tokens = run.budget.batch_tokens
+
+    def batches(self, position: int, skipped: int = 0, every: int = 1, stop: int | None = None) -> Made[TrainingBatch]:
+        start = self.steps.cut.after(position, skipped)
+        return self.adapt.hand_over(self._made(self.steps.planned(start, every=every, stop=stop)))
+
+    def _made(self, steps: Iterator[Step]) -> Made[TrainingBatch]:
+        for step, block in self._gathered(steps):
+            self.adapt(block)
+            rows = len(step.mine)
+            yield self._batch(self._fields(block, rows), 0, rows, (self._metadata, block, step)), step.after
+
+    def _gathered(self, steps: Iterator[Step]) -> Iterator[tuple[Step, Block]]:
+        if self.workers:
+            rows = self.sequences * min(self.most_tokens, 2 * BLOCK_ROWS)
+            slot_bytes = (self.most_tokens + rows) * _BYTES_PER_TOKEN + rows * 64 + 4096
+            return self._by_processes(steps, _picked, slot_bytes)
+        if self.prefetch:
+            return by_threads(self._gather, steps, self.prefetch)
+        return map(self._gather, steps)
+
+    def _gather(self, step: Step) -> tuple[Step, Block]:
+        return step, self.flow.make(_picked(step), self.stream.pool.take)
+
+    def _metadata(self, block: Block, step: Step) -> dict[str, Any]:
+        real = step.real_positions
+        facts = self._facts(block, 0, len(step.mine)) | {"global_rows": len(real)} | self._totals(real)
+        return facts | step.told() | {"state": self.steps.state(step)}
+
+
+def _picked(step: Step) -> Picked:
+    """This rank's rows of a step."""
+    weight = step.weight
+    if weight is not None:
+        weight = weight[step.mine]
+    return Picked(step.positions[step.mine], weight, step.width)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -99,26 +98,10 @@ class RowStream(UnkeptStream[RowBatch]):
         self.plan: Plan = plan
 
     def open(self, run: Run, rows: int, record: Record, making: Making) -> _RowBatches:
-        return _RowBatches(
-            version=self.version,
-            plan=self.plan,
-            cut=run.cut_by_count(rows),
-            share=run.share,
-            end=run.end,
-            framework=making.framework,
-            settings=self.settings(),
-            record=record,
-        )
+        return _RowBatches(self, run, rows, record, making.framework)
 
     def settings(self) -> dict[str, Any]:
-        plan = self.plan
-        return {
-            "version": self.version.number,
-            "content": plan.sources[0].fingerprint,
-            "seed": plan.seed,
-            "shuffle": plan.shuffle,
-            "epoch_end": plan.epoch_end,
-        }
+        return {"version": self.version.number, **super().settings()}
 
     def of_other_content(self, theirs: Mapping[str, Any]) -> PlanError:
         mine = self.settings()
@@ -140,33 +123,23 @@ class RowStream(UnkeptStream[RowBatch]):
         )
 
 
-@dataclass(slots=True)
 class _RowBatches:
     """One rank's batches of a run with fixed batch settings. Each batch is one gather, on the calling thread."""
 
-    version: View
-    plan: Plan
-    cut: Cut
-    share: Callable[[int], Share]
-    """This rank's rows of a global batch of n rows."""
-    end: int | None
-    framework: str
-    settings: dict[str, Any]
-    record: Record
+    def __init__(self, stream: RowStream, run: Run, rows: int, record: Record, framework: str) -> None:
+        self.stream, self.framework = stream, framework
+        self.cut: Cut = run.cut_by_count(rows)
+        self.share: Callable[[int], Share] = run.share
+        self.end: int | None = run.end
+        self.record: Record = record
 
-    def batches(self, position: int) -> Made[RowBatch]:
-        """(batch, position after it) from a position to the end of the run."""
-        return self._made(position)
-
-    def turns(self, position: int, skipped: int, every: int, stop: int | None) -> Iterator[RowBatch]:
-        return (batch for batch, _ in self._made(self.cut.after(position, skipped), every, stop))
-
-    def _made(self, position: int, every: int = 1, stop: int | None = None) -> Made[RowBatch]:
+    def batches(self, position: int, skipped: int = 0, every: int = 1, stop: int | None = None) -> Made[RowBatch]:
+        start = self.cut.after(position, skipped)
         at_once = max(1, _LOCATED_ROWS // len(self.share(self.cut.rows_per_step)))
-        for task in tasks_from(position, self.cut, self.share, self.end, at_once, every=every, stop=stop):
+        for task in tasks_from(start, self.cut, self.share, self.end, at_once, every=every, stop=stop):
             width = len(task.rows)
             positions = self.cut.epochs.skips.positions(task.live_rows())
-            index, weights = self.plan.order.at(positions).index, task.weights()
+            index, weights = self.stream.plan.order.at(positions).index, task.weights()
             if weights is None:
                 weights = np.ones(len(index), np.float32)
             last = 0
@@ -176,7 +149,7 @@ class _RowBatches:
                 yield self._batch(index[first:last], facts), after
 
     def _batch(self, index: NDArray[np.int64], facts: tuple[Any, ...]) -> RowBatch:
-        version, metadata = self.version, partial(self._metadata, *facts)
+        version, metadata = self.stream.version, partial(self._metadata, *facts)
         columns = version.columns_at(index)
         batch = RowBatch(version.schema, columns, version.ids[index], index, metadata=metadata)
         if self.framework == "numpy":
@@ -187,10 +160,5 @@ class _RowBatches:
     def _metadata(
         self, positions: NDArray[np.int64], weights: NDArray[np.float32], real: int, after: int
     ) -> dict[str, Any]:
-        state = state_at(after, self.plan.fingerprint, self.record)
-        return {
-            "position": positions,
-            "weight": weights,
-            "global_rows": real,
-            "state": {**state, "buffer": dict(self.settings)},
-        }
+        state = state_at(after, self.stream.plan.fingerprint, self.record) | self.stream.extra_state(after)
+        return {"position": positions, "weight": weights, "global_rows": real, "state": state}

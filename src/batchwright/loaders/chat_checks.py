@@ -6,29 +6,46 @@ a loader when it opens (`check=False` turns this off) and by `batchwright doctor
 
 from __future__ import annotations
 
+import logging
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from batchwright.loaders.chat_facts import TemplateFacts
+from batchwright.base.errors import SpecError
+from batchwright.batches.samples import SampleRows
+from batchwright.prepare.chat.faults import ChatError
 from batchwright.prepare.chat.policy import LossPolicy
 from batchwright.prepare.chat.spans import END, ROLES, TEXT
+from batchwright.prepare.tokenizers import JsonTokenizer
+from batchwright.store.stream import TokenStream
+
+if TYPE_CHECKING:
+    from batchwright.loaders.stored import StoreStream
 
 __all__ = [
-    "MOST_LEFT_OUT",
     "CheckSettings",
     "ConversationRows",
     "Finding",
+    "TemplateFacts",
+    "facts_of",
     "findings_of",
     "place_in_words",
-    "share_in_words",
+    "refuse_bad",
 ]
 
-MOST_LEFT_OUT = 0.05
+log: logging.Logger = logging.getLogger("batchwright")
+_MOST_LEFT_OUT = 0.05
 """The share of rows that may be left out, or teach nothing, and still be meant so: dirt, and not a wrong setting."""
+_CHECKED_ROWS = 1000
+_BY_THE_TEMPLATE = ("by the template", "the template fails", "generation marks")
+_MARKER = re.compile(r"<[|｜][^<>\s]{1,64}>|</?s>|<(?:bos|eos|pad)>|<(?:start|end)_of_\w{1,32}>|\[/?[A-Z_]{2,32}\]")
+"""Template text that looks like a token, not like words or XML."""
+_BOS_NAMES = ("<s>", "<|begin_of_text|>", "<bos>", "<|startoftext|>", "<｜begin▁of▁sentence｜>")
+_BLANKS = (" ", "\n", "\n\n", "\t", "  ", " \n")
 _ASSISTANT = ROLES.index("assistant")
 _NEVER_TOKENS = {"zephyr": ("<|system|>", "<|user|>", "<|assistant|>")}
 """Markers for which the model that a template is named after has no tokens either."""
@@ -136,7 +153,7 @@ class _Measured:
     ) -> Iterator[Finding]:
         """A finding for unusable rows. It is a failure if there are too many of them to be intended."""
         if len(documents):
-            is_failure = len(documents) > MOST_LEFT_OUT * len(self.rows)
+            is_failure = len(documents) > _MOST_LEFT_OUT * len(self.rows)
             headline = f"{share_in_words(len(documents), len(self.rows))} {words}"
             yield Finding(kind, is_failure, headline, (example or self.rows.where(int(documents[0])),), remedy)
 
@@ -255,7 +272,7 @@ def _check_lengths(measured: _Measured, settings: CheckSettings) -> Iterator[Fin
         return
     words = f"have more than max_length={settings.max_length:,} tokens"
     if settings.truncation == "drop" and not settings.drops_are_meant:
-        fits = int(np.quantile(lengths, 1 - MOST_LEFT_OUT, method="inverted_cdf"))
+        fits = int(np.quantile(lengths, 1 - _MOST_LEFT_OUT, method="inverted_cdf"))
         remedy = "truncation='drop' if that is meant, 'keep_start', ... if not"
         if fits > settings.max_length:
             remedy = f"max_length={fits} holds 95 % of them, or {remedy}"
@@ -303,3 +320,192 @@ def place_in_words(place: Mapping[str, Any]) -> str:
     """
     names = {"file": "", "turn": "message ", "why": ""}
     return ", ".join(f"{names.get(name, f'{name} ')}{value}" for name, value in place.items())
+
+
+# Templates
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateFacts:
+    """A template with a tokenizer. There are no ids if a store did not keep its tokenizer."""
+
+    template: str
+    tokenizer: str
+    has_tokens: bool
+    """Whether this kind of tokenizer can have tokens for markers: bytes and characters have none."""
+    is_own: bool
+    """Whether the template came with the tokenizer."""
+    end_of_turn: str | None
+    has_generation: bool
+    """Whether the template marks generated text by {% generation %}."""
+    ends: frozenset[int]
+    """Ids of the end of a text, and of a turn."""
+    markers: Mapping[str, tuple[int, ...]]
+    """The markers that the template writes around messages, such as "<|im_start|>", and the ids of each."""
+    special: frozenset[int] = frozenset()
+    """Ids that come from template text alone."""
+    bos: tuple[tuple[int, ...], ...] = ()
+    blank: frozenset[int] = frozenset()
+    """Ids that are only blanks."""
+
+
+def facts_of(info: Mapping[str, Any], tokenizer: Any) -> TemplateFacts:
+    """The facts of a template, from the tokenizer and its entry in a manifest (or `Chat.info`)."""
+    chat, name = info["chat"], str(info["name"])
+    template, end_of_turn, tokens = str(chat["template"]), chat["end_of_turn"], chat["special_tokens"]
+    vocab: dict[str, int] = getattr(tokenizer, "vocab", {})
+    ends = {info.get("eos"), vocab.get(tokens.get("eos_token") or ""), vocab.get(end_of_turn or "")}
+    facts = TemplateFacts(
+        template,
+        name,
+        has_tokens=info["kind"] not in ("bytes", "chars"),
+        is_own=template == name or template.startswith(f"{name}:"),
+        end_of_turn=end_of_turn,
+        has_generation=re.search(r"\{%-?\s*generation\b", chat["source"]) is not None,
+        ends=frozenset(end for end in ends if end is not None),
+        markers={},
+    )
+    encode = _encoder_of(tokenizer)
+    if encode is None:
+        return facts
+    text = _example_text(chat)
+    markers = [*_MARKER.findall(text), *(token for token in tokens.values() if token and token in text)]
+    if end_of_turn:
+        markers.append(end_of_turn)
+    bos = {tokens.get("bos_token"), *(name for name in _BOS_NAMES if name in vocab)}
+    return replace(
+        facts,
+        markers={name: encode(name) for name in dict.fromkeys(markers)},
+        special=frozenset(tokenizer.special.values()) if isinstance(tokenizer, JsonTokenizer) else frozenset(),
+        bos=tuple(encode(name) for name in sorted(filter(None, bos))),
+        blank=frozenset(number for blank in _BLANKS for number in encode(blank)),
+    )
+
+
+def _encoder_of(tokenizer: Any) -> Callable[[str], tuple[int, ...]] | None:
+    """A function from text to ids, empty for unknown text. None if a store did not keep the tokenizer."""
+    if not hasattr(tokenizer, "encode_batch"):
+        return None
+    if not isinstance(tokenizer, JsonTokenizer):
+        return lambda text: tuple(np.asarray(tokenizer.encode_batch([text])[0]).tolist())
+    backend, vocab = tokenizer.backend, tokenizer.vocab
+    unknown = vocab.get(getattr(backend.model, "unk_token", None) or "<unk>")
+
+    def encode(text: str) -> tuple[int, ...]:
+        ids = tuple(backend.encode(text, add_special_tokens=False).ids)
+        return () if ids == (unknown,) and vocab.get(text) != unknown else ids
+
+    return encode
+
+
+def _example_text(chat: Mapping[str, Any]) -> str:
+    """A plain conversation rendered by the template; empty if it refuses all examples."""
+    from batchwright.prepare.chat.render import ChatTemplate  # Jinja
+
+    template = ChatTemplate(chat["template"], chat["source"], chat["special_tokens"], chat["args"])
+    system = {"role": "system", "content": "s"}
+    turns = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}] * 2
+    for messages in (turns, [system, *turns], turns[:2]):
+        try:
+            return template.render({"messages": messages})
+        except ChatError:
+            continue
+    return ""
+
+
+# The check of a loader
+
+
+def refuse_bad(read: StoreStream, *, drops_are_meant: bool = False) -> None:
+    """Raise one error for all failures of the conversations; log the notes.
+
+    `drops_are_meant`: the user asked to drop conversations that are too long, even if they are many.
+    """
+    failures: dict[str, str] = {}
+    file = None
+    for name, finding in _findings(read, drops_are_meant):
+        if not finding.is_failure:
+            log.info("%s: %s: %s", name, finding.kind, finding.headline)
+            continue
+        words = finding.headline
+        for place in finding.examples[:1]:
+            words += f"\nfirst: {place_in_words(place)}"
+            file = file or str(place["file"])
+        if finding.remedy:
+            words += f"\ntry: {finding.remedy}"
+        failures[f"{finding.kind}, {name}" if finding.kind in failures else finding.kind] = words
+    if failures:
+        remedy = "Delivery(check=False) opens them as they are"
+        if file != "<memory>":
+            command = f"batchwright doctor chat {file or 'FILE'} --tokenizer T --template X"
+            remedy = f"{command} shows such rows; {remedy}"
+        words = f"these conversations did not pass the check: {', '.join(failures)}"
+        raise SpecError(words, **failures, remedy=remedy)
+
+
+def _findings(read: StoreStream, drops_are_meant: bool) -> Iterator[tuple[str, Finding]]:
+    """(name of the source, finding) of all sources."""
+    known: dict[Any, TemplateFacts] = {}  # by store, as a store may have many sources
+    for rows in read.flow.stored:
+        stream = rows.stream
+        if not isinstance(rows, SampleRows) or not isinstance(stream, TokenStream) or rows.spec.loss is None:
+            continue
+        store, spec, policy = stream.store, rows.spec, LossPolicy.parse(rows.spec.loss)
+        if store.folder not in known:
+            known[store.folder] = facts_of(store.manifest.tokenizer, store.tokenizer)
+        settings = CheckSettings(policy, spec.row_tokens, spec.truncation, read.flow.pad, drops_are_meant)
+        for finding in _findings_of_bake(store.report, stream.name):
+            yield rows.name, finding
+        for finding in findings_of(_first_rows(stream), known[store.folder], settings):
+            yield rows.name, finding
+
+
+def _findings_of_bake(report: Mapping[str, Any], source: str) -> Iterator[Finding]:
+    """Findings of a bake's report: rows that its template could not render right, left out by on_error='skip'."""
+    part = report.get("ingredients", {}).get(source, {})
+    total = part.get("rows_read", 0)
+    for kind, number in part.get("dropped", {}).items():
+        if not any(words in kind for words in _BY_THE_TEMPLATE):
+            continue
+        examples = [
+            {"file": file, "row": row, "why": why}
+            for file, row, why in report.get("examples", [])
+            if why.startswith(kind)
+        ]
+        headline = f"{share_in_words(number, total)} were left out: {kind}"
+        remedy = "a chat template for such conversations"
+        yield Finding(kind, number > _MOST_LEFT_OUT * total, headline, tuple(examples[:1]), remedy)
+    if source in report.get("layouts", {}):
+        yield Finding("format", False, report["layouts"][source])
+
+
+def _first_rows(stream: TokenStream) -> ConversationRows:
+    """The first conversations of a stream, read from as few shards as possible."""
+    tokens: list[NDArray[Any]] = []
+    lengths: list[NDArray[Any]] = []
+    num_spans: list[NDArray[Any]] = []
+    fields: list[dict[str, NDArray[Any]]] = []
+    left = _CHECKED_ROWS
+    for number in range(len(stream.address)):
+        shard = stream.shard(number)
+        if not left or shard.spans is None:
+            break
+        starts, spans = shard.spans
+        mine = min(left, len(shard.offsets) - 1)
+        tokens.append(shard.tokens[: shard.offsets[mine]])
+        lengths.append(np.diff(shard.offsets[: mine + 1]))
+        num_spans.append(np.diff(starts[: mine + 1]))
+        fields.append({name: values[: starts[mine]] for name, values in spans.items()})
+        left -= mine
+
+    def where(number: int) -> dict[str, Any]:
+        document = stream.document(number)
+        return {"file": document.file, "row": document.row}
+
+    return ConversationRows(
+        np.concatenate(tokens),
+        np.append(0, np.cumsum(np.concatenate(lengths), dtype=np.int64)),
+        np.append(0, np.cumsum(np.concatenate(num_spans), dtype=np.int64)),
+        {name: np.concatenate([part[name] for part in fields]) for name in fields[0]},
+        where,
+    )

@@ -15,8 +15,7 @@ from batchwright.baking.work import Work, plan_work
 from batchwright.base.checks import local_path
 from batchwright.base.errors import SpecError, TokenizerError
 from batchwright.base.words import counted
-from batchwright.loaders.chat_checks import CheckSettings, ConversationRows, Finding, findings_of
-from batchwright.loaders.chat_facts import facts_of
+from batchwright.loaders.chat_checks import CheckSettings, ConversationRows, Finding, facts_of, findings_of
 from batchwright.loaders.conversation import pad_token_of
 from batchwright.prepare.chat.faults import ChatError
 from batchwright.prepare.chat.formats import detect
@@ -59,11 +58,9 @@ class ChatFile:
     def read(self, paths: Sequence[str], most_rows: int) -> None:
         """Render the first rows of some files. Unusable rows are kept with the reason."""
         if is_store(local_path(file=paths[0])):
-            raise SpecError(
-                f"{paths[0]} is a store, and this looks at raw conversations",
-                parameter="FILE",
-                remedy="the files that it was baked from; ConversationDataLoader checks a store when it opens it",
-            )
+            what = f"{paths[0]} is a store, and this looks at raw conversations"
+            remedy = "the files that it was baked from; ConversationDataLoader checks a store when it opens it"
+            raise SpecError(what, parameter="FILE", remedy=remedy)
         source = list(paths) if len(paths) > 1 else paths[0]
         recipe = DatasetRecipe().add_ingredient(source, name="conversations").prepare_step(self.step)
         (work,) = plan_work(recipe, Inputs.of(recipe, shuffle=False), "skip", shuffle=False)

@@ -12,21 +12,11 @@ from batchwright.batches.samples import SampleRows
 from batchwright.batches.settings import Asked, Batching, Delivery, Fields, Mixture, Scope, Shuffle
 from batchwright.batches.types import TrainingBatch
 from batchwright.loaders.loader import Loader, asked_of
-from batchwright.loaders.members import Member
-from batchwright.loaders.planning import open_plan, plan_sources
+from batchwright.loaders.planning import Member, open_plan, plan_sources
 from batchwright.loaders.stored import StoreStream, open_stores, store_at
 from batchwright.loaders.weights import used_names
 from batchwright.store.reader import Store
-from batchwright.typing import (
-    CorpusLike,
-    Framework,
-    Packing,
-    PlanLike,
-    Split,
-    TokenizerLike,
-    Truncation,
-    WeightsLike,
-)
+from batchwright.typing import CorpusLike, Framework, Packing, PlanLike, Split, TokenizerLike, Truncation, WeightsLike
 
 __all__ = ["ConversationDataLoader", "members_of", "pad_token_of"]
 
@@ -96,7 +86,7 @@ class ConversationDataLoader(Loader[TrainingBatch]):
         super().__init__(stream, asked, rank=rank, world_size=world_size, epochs=epochs, framework=framework)
         _log_rows_left_out(stream)
         if asked["check"] is not False and plan is None:  # a plan was checked when it was made
-            from batchwright.loaders.chat_refusal import refuse_bad
+            from batchwright.loaders.chat_checks import refuse_bad
 
             refuse_bad(stream, drops_are_meant=truncation is not None)
 
@@ -172,24 +162,18 @@ def _stored_truncation(truncation: str) -> str:
 
 def _refuse_text(store: Store) -> None:
     if "chat" not in store.manifest.tokenizer:
-        raise SpecError(
-            f"{store.path} holds plain text: its tokens have no roles",
-            parameter="path",
-            file=store.path,
-            remedy="bake conversations with bw.chat(...), or PretrainDataLoader for text",
-        )
+        what = f"{store.path} holds plain text: its tokens have no roles"
+        remedy = "bake conversations with bw.chat(...), or PretrainDataLoader for text"
+        raise SpecError(what, parameter="path", file=store.path, remedy=remedy)
 
 
 def _refuse_other_length(store: Store, asked: Asked) -> None:
     baked, asked_length = store.manifest.tokenizer.get("chat", {}).get("keep_newest"), asked["max_length"]
     is_shortened = asked["truncation"] == "drop_oldest" or baked
     if is_shortened and asked_length is not None and baked != asked_length:
-        raise SpecError(
-            f"{store.path} was baked with keep_newest={baked}, and max_length={asked_length} asks for another",
-            parameter="max_length",
-            file=store.path,
-            remedy=f"bw.chat(..., keep_newest={asked_length}) in its recipe, or the raw files in place of the store",
-        )
+        what = f"{store.path} was baked with keep_newest={baked}, and max_length={asked_length} asks for another"
+        remedy = f"bw.chat(..., keep_newest={asked_length}) in its recipe, or the raw files in place of the store"
+        raise SpecError(what, parameter="max_length", file=store.path, remedy=remedy)
 
 
 def _store_of(path: Any, tokenizer: Any, chat_template: str | None, asked: Asked) -> Store:
@@ -203,11 +187,9 @@ def _store_of(path: Any, tokenizer: Any, chat_template: str | None, asked: Asked
             keep_newest = asked["max_length"]
         return bake_to_cache(recipe_of_conversations(path, tokenizer, chat_template, keep_newest))
     if chat_template is not None:
-        raise SpecError(
-            f"chat_template={chat_template!r} is for raw files, and {path} is a store",
-            parameter="chat_template",
-            remedy="leave out chat_template=, or say it when baking: bw.chat(...)",
-        )
+        what = f"chat_template={chat_template!r} is for raw files, and {path} is a store"
+        remedy = "leave out chat_template=, or say it when baking: bw.chat(...)"
+        raise SpecError(what, parameter="chat_template", remedy=remedy)
     return store
 
 

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from typing_extensions import TypeVar
 
     from batchwright.batches.settings import Asked
-    from batchwright.loaders.budget import Budget
     from batchwright.loaders.loader import Loader
     from batchwright.loaders.run import Run
+    from batchwright.loaders.steps import Budget
 
     B = TypeVar("B", default=TrainingBatch)
     B_co = TypeVar("B_co", covariant=True, default=TrainingBatch)
@@ -93,12 +93,9 @@ class Batches(Protocol[B_co]):
     record: Record
     """The record of the run's steps, these batches included."""
 
-    def batches(self, position: int) -> Made[B_co]:
-        """(batch, position after it) from a position to the end of the run."""
-        ...
-
-    def turns(self, position: int, skipped: int, every: int, stop: int | None) -> Iterator[B_co]:
-        """For worker processes: batches number skipped, skipped + every, ... from a position, up to position `stop`."""
+    def batches(self, position: int, skipped: int = 0, every: int = 1, stop: int | None = None) -> Made[B_co]:
+        """(batch, position after it): batches number skipped, skipped + every, ... from a position to the end of the
+        run, or up to position `stop`."""
         ...
 
 
@@ -123,6 +120,9 @@ class Stream(ABC, Generic[B]):
     def open(self, run: Run, rows: int, record: Record, making: Making) -> Batches[B]:
         """Batches of `rows` rows over all ranks together, in a run with the steps of `record`."""
 
+    def check_workers(self, run: Run) -> None:
+        """Refuse to be read by worker processes that take turns, if the stream cannot."""
+
     # Lengths of rows. A stream that has them can be cut by tokens, and balanced
 
     has_lengths: bool = False
@@ -142,11 +142,9 @@ class Stream(ABC, Generic[B]):
         return None
 
     def without_lengths(self) -> SpecError:
-        return SpecError(
-            "these rows have no lengths of their own: their batches are cut by count, and not balanced",
-            parameter="batch_tokens",
-            remedy="batch_size=8; tokens= and balance= are for packed text, conversations, rollouts and their mixtures",
-        )
+        what = "these rows have no lengths of their own: their batches are cut by count, and not balanced"
+        remedy = "batch_size=8; tokens= and balance= are for packed text, conversations, rollouts and their mixtures"
+        return SpecError(what, parameter="batch_tokens", remedy=remedy)
 
     # States
 
@@ -222,9 +220,11 @@ class UnkeptStream(Stream[B]):
     mark: str
     of_another_plan = "open the loader with the settings of that run"
 
-    @abstractmethod
     def settings(self) -> dict[str, Any]:
         """The settings that a state belongs to. "content" names the rows."""
+        plan = self.plan
+        content = plan.sources[0].fingerprint
+        return {"content": content, "seed": plan.seed, "shuffle": plan.shuffle, "epoch_end": plan.epoch_end}
 
     @abstractmethod
     def of_other_content(self, theirs: Mapping[str, Any]) -> PlanError:
@@ -237,11 +237,8 @@ class UnkeptStream(Stream[B]):
                 continue
             if name == "content":
                 return self.of_other_content(theirs)
-            return PlanError(
-                f"this state belongs to a loader with {name}={theirs.get(name)!r}, and this one has {mine!r}",
-                parameter=name,
-                remedy=self.of_another_plan,
-            )
+            what = f"this state belongs to a loader with {name}={theirs.get(name)!r}, and this one has {mine!r}"
+            return PlanError(what, parameter=name, remedy=self.of_another_plan)
         return None
 
     def extra_state(self, position: int) -> dict[str, Any]:

@@ -5,7 +5,7 @@ follows from the position: the next batch, the rows seen of each source, the con
 
     stream    rows in a fixed order            interface.py: Stream, and one file for each kind of data
     run       where batches begin and end      run.py: arithmetic on positions
-    batches   made from a position on          blocks.py, planned.py
+    batches   made from a position on          blocks.py
     loader    the cursor over them             this file
 """
 
@@ -27,9 +27,9 @@ from batchwright.base.words import shortened
 from batchwright.batches.frameworks import adapter
 from batchwright.batches.ranks import Standing, SyncReport, check_standing, digests_of_next, find_ranks
 from batchwright.batches.settings import SETTINGS, Asked
-from batchwright.loaders.budget import budget_state, check_budget_state, refuse_other_kind
 from batchwright.loaders.interface import B, Batches, DataLoader, Made, Making, Record, Stream, state_at
 from batchwright.loaders.run import Run
+from batchwright.loaders.steps import budget_state, refuse_other_cut
 from batchwright.order.budget import BudgetCut
 from batchwright.order.plan import Plan, State
 from batchwright.order.plan_text import refuse_state
@@ -49,16 +49,6 @@ class Loader(DataLoader[B]):
 
     Batch sizes are global: each rank gets its share of every batch.
     """
-
-    def __new__(cls, *_: Any, **settings: Any) -> Self:
-        if "alignment" in settings:  # a setting of earlier builds
-            raise SpecError(
-                "alignment= is gone: every batch has labels and targets",
-                parameter="alignment",
-                remedy="leave it out, and use batch.labels for models that shift labels (Hugging Face), "
-                "batch.targets for a loop of your own",
-            )
-        return super().__new__(cls)
 
     def __init__(
         self,
@@ -260,11 +250,8 @@ class Loader(DataLoader[B]):
         if batch_size is None:
             return self.batch_size
         if (tokens := self.batch_tokens) is not None:
-            raise SpecError(
-                f"batches of this loader are cut at {tokens:,} tokens, not at a number of rows",
-                parameter="batch_size",
-                remedy="leave batch_size= out",
-            )
+            what = f"batches of this loader are cut at {tokens:,} tokens, not at a number of rows"
+            raise SpecError(what, parameter="batch_size", remedy="leave batch_size= out")
         rows = at_least(1, batch_size=batch_size)
         self.this_run.check_share(rows, self._position)
         return rows
@@ -309,8 +296,9 @@ class Loader(DataLoader[B]):
         start, is_over = self.this_run.begin(self._position, self.record)
         if is_over:
             return iter(())
-        batches = self._batches_of(self.batch_size)
-        return batches.turns(start, worker + taken * workers, workers, self.this_run.epoch_end(start))
+        self.stream.check_workers(self.this_run)
+        batches, skipped = self._batches_of(self.batch_size), worker + taken * workers
+        return (batch for batch, _ in batches.batches(start, skipped, workers, self.this_run.epoch_end(start)))
 
     def follow(self, begin: Callable[[], Iterable[T]]) -> Iterator[T]:
         """Hand over batches that other processes make, one for each step from the cursor on, and move the cursor.
@@ -370,9 +358,7 @@ class Loader(DataLoader[B]):
                 parameter="batch_tokens",
                 remedy="open the loader with the plan of the state, or start anew, without it",
             )
-        refuse_other_kind(steps, run.budget)
-        if run.budget is not None:
-            check_budget_state(state, position, steps, run.blocks, stream.pad_to)
+        refuse_other_cut(state, position, steps, run)
         if run.budget is not None or steps[-1][2] != run.batch_size:
             continued = run.continued(steps, position, run.batch_size)
         else:
@@ -388,24 +374,15 @@ class Loader(DataLoader[B]):
         if (step is None) == (position is None):
             raise SpecError("seek takes step= or position=", parameter="step", remedy="seek(step=1000)")
         if self.stream.budget is not None and step is not None:
-            raise SpecError(
-                "batches of a log by tokens have no place that follows from their number",
-                parameter="step",
-                remedy="load_state_dict(state) of that step, or seek(position=...)",
-            )
+            what = "batches of a log by tokens have no place that follows from their number"
+            raise SpecError(what, parameter="step", remedy="load_state_dict(state) of that step, or seek(position=...)")
         run = self.this_run
         if step is not None:
             position = run.position_of(self.record, whole_number(step=step))
-        position, end = whole_number(position=position), run.end
-        if end is None:
-            end = NEVER
+        position, end = whole_number(position=position), run.end or NEVER
         if not 0 <= position <= end:
-            raise PlanError(
-                f"position {position} is outside this run",
-                step=step,
-                position=position,
-                remedy=f"a position from 0 to {end}",
-            )
+            remedy = f"a position from 0 to {end}"
+            raise PlanError(f"position {position} is outside this run", step=step, position=position, remedy=remedy)
         kept = [entry for entry in self.record if entry[1] <= position]
         if step is not None:
             kept = [entry for entry in self.record if entry[0] <= step]
@@ -531,7 +508,7 @@ def _read(state: Mapping[str, Any]) -> tuple[int, str, Record]:
     try:
         position, plan = index(state["position"]), state["plan"]
         steps = [[index(number) for number in entry] for entry in state["steps"]]
-        if not 0 <= position <= NEVER or not _is_record(steps):
+        if not 0 <= position <= NEVER or not _is_record(steps) or steps[-1][1] > position:
             raise ValueError
     except (KeyError, IndexError, TypeError, ValueError):
         raise PlanError(
@@ -554,7 +531,5 @@ def _default_framework() -> Framework:
 
 
 def _ended_by_newer() -> PlanError:
-    return PlanError(
-        "this iterator was ended by a newer one (or by get_batch): a loader has one cursor",
-        remedy="open a second loader to read twice at once",
-    )
+    remedy = "open a second loader to read twice at once"
+    return PlanError("this iterator was ended by a newer one (or by get_batch): a loader has one cursor", remedy=remedy)

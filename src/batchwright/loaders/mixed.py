@@ -9,8 +9,7 @@ from batchwright.base.errors import SpecError
 from batchwright.batches.settings import Asked, Batching, Delivery, Fields, Mixture, Scope, Shuffle
 from batchwright.batches.types import TrainingBatch
 from batchwright.loaders.loader import Loader, asked_of
-from batchwright.loaders.members import flatten
-from batchwright.loaders.planning import open_plan, plan_sources
+from batchwright.loaders.planning import flatten, open_plan, plan_sources
 from batchwright.loaders.stored import StoreStream, open_stores
 from batchwright.order.plan import Plan
 from batchwright.store.stream import TokenStream

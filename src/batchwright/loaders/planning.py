@@ -2,36 +2,207 @@
 
 from __future__ import annotations
 
+import logging
 import math
+import os
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from batchwright.base.checks import at_least, one_of
 from batchwright.base.errors import SpecError
+from batchwright.batches.row_index import RowSpec
 from batchwright.batches.samples import SampleRows
 from batchwright.batches.settings import SETTINGS, Asked
 from batchwright.batches.window import WindowRows
-from batchwright.loaders.members import Member
-from batchwright.loaders.packed import plan_entry
-from batchwright.loaders.stored import StoreStream, open_stores
+from batchwright.loaders.loader import Loader
+from batchwright.loaders.stored import (
+    StoreStream,
+    open_samples,
+    open_stores,
+    plan_entry,
+    refuse_conversations,
+    refuse_other_tokenizer,
+)
 from batchwright.loaders.weights import Shares, caps_of, segments_of, shares_of, tempered
 from batchwright.order.plan import Plan, PlanSource, Segments
 from batchwright.order.windows import blocks_for
 from batchwright.store.plans import find_plan, streams_for_plan
+from batchwright.store.reader import Store
+from batchwright.store.stream import TokenStream
 
 __all__ = [
+    "Member",
     "end_of_mixture",
+    "flatten",
     "open_plan",
     "plan_sources",
     "refuse_ends",
     "refuse_other_settings",
     "shuffle_of",
     "source_of",
+    "without_short",
 ]
 
 _POOL_BYTES = 1 << 30
 """Bytes of tokens in the windows of all sources together, where shuffle="pool" is not given pool_rows."""
+log: logging.Logger = logging.getLogger("batchwright")
+
+
+# Members of a mixture: stores and loaders, opened and flattened into single sources
+
+
+class Member(NamedTuple):
+    """One single source of a mixture."""
+
+    name: str
+    stream: TokenStream
+    row_tokens: int
+    rows: RowSpec | None = None
+    """Its rows of whole documents; None: its rows are windows over all of its tokens."""
+    pad: int | None = None
+    """The token that fills up such rows."""
+
+    def open(self, *, seed: int = 0, recut: bool = True) -> WindowRows | SampleRows:
+        if self.rows is not None:
+            return open_samples(self.stream, self.rows, self.name)
+        return WindowRows(self.stream, self.row_tokens, seed=seed, recut=recut, name=self.name)
+
+
+def flatten(
+    sources: Any, *, chunk_size: int | None, split: str, has_weights: bool = True
+) -> tuple[list[Member], Shares]:
+    """Every single source, and its share in its entry if the entry is a mixture.
+
+    A store or a loader with several sources becomes name/source for each of them. A loader's own order, cursor and seed
+    are not used. A single store without a name keeps the names of its sources. Without weights, a nested mixture by
+    weights is refused, because its weights would be lost.
+    """
+    if not isinstance(sources, Mapping):
+        members = _members_of(None, sources, chunk_size, split, has_weights)
+        return members, dict.fromkeys(member.name for member in members)
+    if not sources:
+        raise SpecError("a mixture of no sources", parameter="sources", remedy="sources={'web': 'web.store', ...}")
+    asked = chunk_size
+    if chunk_size is None:  # the rows of stores are as long as those of loaders
+        chunk_size = next((s.plan.row_tokens for s in sources.values() if _has_windows(s)), None)
+    found: dict[str, Member] = {}
+    shares: dict[str, float | None] = {}
+    for name, source in sources.items():
+        length = chunk_size
+        if isinstance(source, Loader):
+            length = asked
+        members = _members_of(str(name), source, length, split, has_weights)
+        for member, share in zip(members, _shares(source, members), strict=True):
+            _add(found, shares, str(name), member, share)
+    return list(found.values()), shares
+
+
+def _add(found: dict[str, Member], shares: dict[str, float | None], entry: str, member: Member, share: Any) -> None:
+    """Add a member under the name of its entry."""
+    name = entry
+    if share is not None:
+        name = f"{entry}/{member.name}"
+    if name in found:
+        raise SpecError(f"two sources are called {name!r}", parameter="sources", source=name, remedy="rename one")
+    if found:
+        first = next(iter(found.values()))
+        refuse_other_tokenizer(first.name, first.stream.store, name, member.stream.store)
+    found[name], shares[name] = member._replace(name=name), share
+
+
+def _shares(source: Any, members: list[Member]) -> list[float | None]:
+    """The share of each member in its entry: by the weights of a loader, else by rows; None for a single member."""
+    if len(members) == 1:
+        return [None]
+    weights = None
+    if isinstance(source, Loader):
+        weights = source.plan.weights
+    if weights is None:
+        weights = {member.name: float(member.open().num_rows) for member in members}
+    total = sum(weights.values())
+    return [weights.get(member.name, 0.0) / total for member in members]
+
+
+def _has_windows(source: Any) -> bool:
+    return isinstance(source, Loader) and not source.stream.has_lengths
+
+
+def _members_of(name: Any, source: Any, chunk_size: int | None, split: str, has_weights: bool) -> list[Member]:
+    if isinstance(source, Loader):
+        return _members_of_loader(name, source, chunk_size, has_weights)
+    if isinstance(source, list) and source and all(isinstance(member, Member) for member in source):
+        return source  # opened already, as `batchwright plan` does
+    if not isinstance(source, str | os.PathLike | Store):
+        what = f"a {type(source).__name__} cannot be a source of a mixture"
+        remedy = "sources={'web': 'web.store', ...}: stores, paths, or loaders over them, by name"
+        raise SpecError(what, parameter="sources", source=name, remedy=remedy)
+    if chunk_size is None:
+        raise SpecError("how long is a row?", parameter="chunk_size", source=name, remedy="chunk_size=2048")
+    store = source
+    if not isinstance(store, Store):
+        store = Store(store)
+    refuse_conversations(store)
+    streams = without_short([store.stream(stream, split) for stream in store.names], chunk_size)
+    return [Member(stream.name, stream, chunk_size) for stream in streams]
+
+
+def without_short(streams: list[TokenStream], chunk_size: int) -> list[TokenStream]:
+    """The streams that have a row. If none has a row, all streams are returned, and opening one raises the error."""
+    long_enough = [stream for stream in streams if stream.num_tokens > chunk_size]
+    if not long_enough:
+        return streams
+    for short in streams:
+        if short not in long_enough:
+            log.warning(
+                "source %r (%s) is left out: its %d tokens are too few for one row of %d",
+                *(short.name, short.split, short.num_tokens, chunk_size),
+            )
+    return long_enough
+
+
+def _members_of_loader(name: Any, loader: Loader[Any], chunk_size: int | None, has_weights: bool) -> list[Member]:
+    plan, stream = loader.plan, loader.stream
+    if not isinstance(stream, StoreStream):
+        what = f"{name!r} does not read stores, so it has no row numbers to mix by"
+        raise SpecError(what, parameter="sources", source=name, remedy="bake its data, and give the store")
+    members = []
+    for rows in stream.flow.stored:
+        assert isinstance(rows.stream, TokenStream)
+        member = Member(rows.name, rows.stream, rows.row_tokens)
+        if isinstance(rows, SampleRows):
+            member = member._replace(rows=rows.spec, pad=stream.flow.pad)
+        elif chunk_size not in (None, rows.row_tokens):
+            raise SpecError(
+                f"chunk_size={chunk_size} was asked for, and the loader of {name!r} has rows of {plan.row_tokens} "
+                "tokens",
+                parameter="chunk_size",
+                source=name,
+                remedy=f"chunk_size={plan.row_tokens}, or leave it out",
+            )
+        members.append(member)
+    _refuse_what_does_not_flatten(name, plan, has_weights)
+    return members
+
+
+def _refuse_what_does_not_flatten(name: Any, plan: Plan, has_weights: bool) -> None:
+    for what, is_there in (
+        ("weights, and this mixture has none", plan.weights is not None and not has_weights),
+        ("weights that change", len(plan.schedule) > 1),
+        ("amendments", bool(plan.amendments)),
+        ("capped sources", bool(plan.max_epochs) or plan.exhausted != "repeat"),
+    ):
+        if is_there:
+            raise SpecError(
+                f"the loader of {name!r} has {what}, which cannot be a part of another mixture",
+                parameter="sources",
+                source=name,
+                remedy="say it in the outer mixture, over the single sources",
+            )
+
+
+# Plans
 
 
 def plan_sources(members: Sequence[Member], asked: Asked, shares: Shares | None = None, pad: int | None = None) -> Plan:
@@ -134,15 +305,13 @@ def end_of_mixture(plan: Plan, *, num_rows: int | None, num_tokens: int | None, 
     at_least(plan.row_tokens, num_tokens=num_tokens)
     if plan.pad is None:
         return num_tokens // plan.row_tokens
-    widths = [plan.tokens_per_row(source) for source in plan.all_sources]  # padding does not count
-    low, high = 0, int(num_tokens // min(widths))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if sum(width * count for width, count in zip(widths, plan.order.given(middle), strict=True)) <= num_tokens:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+    widths = [plan.tokens_per_row(source) for source in plan.all_sources]
+
+    def tokens_in(rows: int) -> float:
+        """Tokens of the first rows, without padding."""
+        return sum(width * count for width, count in zip(widths, plan.order.given(rows), strict=True))
+
+    return bisect_right(range(int(num_tokens // min(widths)) + 1), float(num_tokens), key=tokens_in) - 1
 
 
 def refuse_ends(has_weights: bool, whose: str, remedy: str, **ends: Any) -> None:
@@ -169,23 +338,16 @@ def _segments(members: Sequence[Member], asked: Asked, shares: Shares) -> Segmen
 def _refuse_caps(caps: Mapping[str, int], exhausted: str) -> None:
     for parameter, is_given in (("max_epochs", caps), ("exhausted", exhausted != "repeat")):
         if is_given:
-            raise SpecError(
-                "without weights every source is read equally often, so none can be capped",
-                parameter=parameter,
-                remedy="weights=, or epochs=",
-            )
+            what = "without weights every source is read equally often, so none can be capped"
+            raise SpecError(what, parameter=parameter, remedy="weights=, or epochs=")
 
 
 def _refuse_pairs_beside_others(members: Sequence[Member]) -> None:
     pairs = [member for member in members if member.rows is not None and member.rows.pairs]
     other = next((member for member in members if member not in pairs), None)
     if pairs and other is not None:
-        raise SpecError(
-            f"{pairs[0].name!r} has preference pairs, and {other.name!r} has not: a batch is of one kind",
-            parameter="sources",
-            source=other.name,
-            remedy="mix pairs with pairs alone",
-        )
+        what = f"{pairs[0].name!r} has preference pairs, and {other.name!r} has not: a batch is of one kind"
+        raise SpecError(what, parameter="sources", source=other.name, remedy="mix pairs with pairs alone")
 
 
 def _row_tokens(members: Sequence[Member], pad: int | None) -> int:
@@ -196,12 +358,9 @@ def _row_tokens(members: Sequence[Member], pad: int | None) -> int:
         return longest.row_tokens
     other = next((member for member in members if member.row_tokens != longest.row_tokens), None)
     if other is not None and all(member.rows is None for member in members):  # rows of samples are padded in any case
-        raise SpecError(
-            f"{longest.name!r} has rows of {longest.row_tokens:,} tokens, {other.name!r} of {other.row_tokens:,}",
-            parameter="chunk_size",
-            source=other.name,
-            remedy="one chunk_size for all, or pad= with the token id that fills up the shorter rows",
-        )
+        what = f"{longest.name!r} has rows of {longest.row_tokens:,} tokens, {other.name!r} of {other.row_tokens:,}"
+        remedy = "one chunk_size for all, or pad= with the token id that fills up the shorter rows"
+        raise SpecError(what, parameter="chunk_size", source=other.name, remedy=remedy)
     return longest.row_tokens
 
 
@@ -220,11 +379,8 @@ def _pool(shuffle: str, pool_rows: int | None, row_bytes: list[int]) -> tuple[in
     if shuffle == "pool":
         return blocks_for(pool_rows or max(_POOL_BYTES // sum(row_bytes), 1))
     if pool_rows is not None:
-        raise SpecError(
-            f"pool_rows= is for shuffle='pool'; this is shuffle={shuffle!r}",
-            parameter="pool_rows",
-            remedy="shuffle='pool', or leave out pool_rows=",
-        )
+        what = f"pool_rows= is for shuffle='pool'; this is shuffle={shuffle!r}"
+        raise SpecError(what, parameter="pool_rows", remedy="shuffle='pool', or leave out pool_rows=")
     return None
 
 

@@ -10,22 +10,13 @@ from batchwright.batches.settings import SETTINGS, Asked, Batching, Delivery, Fi
 from batchwright.batches.types import TrainingBatch
 from batchwright.loaders.interface import Stream
 from batchwright.loaders.loader import Loader, asked_of
-from batchwright.loaders.members import Member, without_short
-from batchwright.loaders.planning import open_plan, plan_sources
+from batchwright.loaders.planning import Member, open_plan, plan_sources, without_short
 from batchwright.loaders.stored import StoreStream, open_stores, refuse_conversations, store_at
 from batchwright.loaders.weights import used_names
 from batchwright.order.plan import Plan
 from batchwright.store.reader import Store
 from batchwright.store.stream import TokenStream
-from batchwright.typing import (
-    CorpusLike,
-    Framework,
-    Packing,
-    PlanLike,
-    Split,
-    TokenizerLike,
-    WeightsLike,
-)
+from batchwright.typing import CorpusLike, Framework, Packing, PlanLike, Split, TokenizerLike, WeightsLike
 
 __all__ = ["PretrainDataLoader", "make_plan", "packed_members"]
 

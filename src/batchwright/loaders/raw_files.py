@@ -25,10 +25,10 @@ def recipe_of(path: Any, tokenizer: Any) -> DatasetRecipe:
     """The recipe of raw files and a tokenizer, for streaming and for a cached store alike."""
     if isinstance(path, DatasetRecipe):
         if isinstance(path.tokenize, Chat):
-            raise SpecError(
-                "this recipe makes conversations", parameter="path", remedy="ConversationDataLoader, over the recipe"
-            )
-        return _with_its_own(path, tokenizer=tokenizer)
+            remedy = "ConversationDataLoader, over the recipe"
+            raise SpecError("this recipe makes conversations", parameter="path", remedy=remedy)
+        _refuse_beside_a_recipe(tokenizer=tokenizer)
+        return path
     _need_tokenizer(tokenizer, "raw files need a tokenizer")
     try:
         return DatasetRecipe().add_ingredient(path).prepare_step(tokenize(tokenizer, append_eos=True))
@@ -44,10 +44,10 @@ def recipe_of_conversations(
     """The recipe of raw conversations and a tokenizer."""
     if isinstance(path, DatasetRecipe):
         if not isinstance(path.tokenize, Chat):
-            raise SpecError(
-                "this recipe makes plain text", parameter="path", remedy="PretrainDataLoader, over the recipe"
-            )
-        return _with_its_own(path, tokenizer=tokenizer, chat_template=chat_template)
+            remedy = "PretrainDataLoader, over the recipe"
+            raise SpecError("this recipe makes plain text", parameter="path", remedy=remedy)
+        _refuse_beside_a_recipe(tokenizer=tokenizer, chat_template=chat_template)
+        return path
     _need_tokenizer(tokenizer, "raw conversations need a tokenizer")
     step = chat(tokenizer, chat_template, keep_newest=keep_newest)
     return DatasetRecipe().add_ingredient(path, name="conversations").prepare_step(step)
@@ -58,11 +58,10 @@ def _need_tokenizer(tokenizer: Any, why: str) -> None:
         raise SpecError(why, parameter="tokenizer", remedy="tokenizer='tokenizer.json', or 'bytes'")
 
 
-def _with_its_own(recipe: DatasetRecipe, **given: Any) -> DatasetRecipe:
+def _refuse_beside_a_recipe(**given: Any) -> None:
     for name, value in given.items():
         if value is not None:
             raise SpecError(f"a recipe has its own {name}", parameter=name, remedy=f"leave {name}= out")
-    return recipe
 
 
 def bake_to_cache(recipe: DatasetRecipe) -> Store:
@@ -77,12 +76,9 @@ def bake_to_cache(recipe: DatasetRecipe) -> Store:
     try:
         to.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise StoreError(
-            "there is no place for a cache",
-            folder=to.parent,
-            reason=os.strerror(error.errno or 0),
-            remedy="BATCHWRIGHT_HOME=FOLDER names another one; or streaming=True, which needs none",
-        ) from None
+        what = "there is no place for a cache"
+        remedy = "BATCHWRIGHT_HOME=FOLDER names another one; or streaming=True, which needs none"
+        raise StoreError(what, folder=to.parent, reason=os.strerror(error.errno or 0), remedy=remedy) from None
     is_first_try = True
     while True:
         try:

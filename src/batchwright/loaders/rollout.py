@@ -12,9 +12,8 @@ from batchwright.base.errors import SpecError
 from batchwright.batches.settings import Asked, Batching, Scope, Shuffle
 from batchwright.batches.types import TrainingBatch
 from batchwright.loaders.loader import Loader
-from batchwright.loaders.rollout_batches import RolloutStream
-from batchwright.loaders.rollout_data import open_rollouts
-from batchwright.loaders.rollout_logged import TrainerPolicy, open_log
+from batchwright.loaders.rollout_data import RolloutStream, open_rollouts
+from batchwright.loaders.rollout_logged import LogReader, open_log
 from batchwright.prepare.tokenizers import resolve_tokenizer
 from batchwright.rl.estimate import Advantages
 from batchwright.rollouts import read_rollouts
@@ -89,9 +88,8 @@ class RolloutDataLoader(Loader[TrainingBatch]):
             of_data = {"epochs": epochs, "plan": plan, "group_size": group_size, "columns": columns}
             if max_staleness is not None:
                 max_staleness = at_least(0, max_staleness=max_staleness)
-            policy = TrainerPolicy(max_staleness=max_staleness)
             ranks = (rank, world_size)
-            stream, asked = open_log(rollout_data, read, policy, timeout, asked, of_data, ranks, how)
+            stream, asked = open_log(rollout_data, read, max_staleness, timeout, asked, of_data, ranks, how)
             epochs = None
         else:
             of_a_log = {"max_staleness": max_staleness, "timeout": timeout}
@@ -102,21 +100,18 @@ class RolloutDataLoader(Loader[TrainingBatch]):
     @property
     def policy_version(self) -> int | None:
         """The version of the trainer's weights, from which `max_staleness` counts in a log. It never decreases."""
-        return None if self._policy is None else self._policy.version
+        return getattr(self._log_reader, "policy_version", None)
 
     @policy_version.setter
     def policy_version(self, version: int) -> None:
-        if self._policy is None:
-            raise SpecError(
-                "policy_version decides which groups of a log are too old, and these rollouts are not a log",
-                parameter="policy_version",
-                remedy="RolloutDataLoader(log, ...), or leave it out",
-            )
-        self._policy.update(version)
+        if self._log_reader is None:
+            what = "policy_version decides which groups of a log are too old, and these rollouts are not a log"
+            raise SpecError(what, parameter="policy_version", remedy="RolloutDataLoader(log, ...), or leave it out")
+        self._log_reader.update(version)
 
     @property
-    def _policy(self) -> TrainerPolicy | None:
-        return getattr(self.stream, "policy", None)
+    def _log_reader(self) -> LogReader | None:
+        return getattr(self.stream, "reader", None)
 
     def get_batch(self, batch_size: int | None = None, *, policy_version: int | None = None) -> TrainingBatch:
         """The next batch, of `batch_size` rows over all ranks together. `policy_version`: the trainer's weights."""
@@ -138,8 +133,8 @@ class RolloutDataLoader(Loader[TrainingBatch]):
         self._forget_version()
 
     def _forget_version(self) -> None:
-        if self._policy is not None:
-            self._policy.version = None
+        if self._log_reader is not None:
+            self._log_reader.policy_version = None
 
 
 def _pad_of(tokenizer: Any, asked: int | str | None) -> int:

@@ -7,8 +7,8 @@ any rank and after a restart.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
@@ -19,11 +19,10 @@ from batchwright.base.errors import EndOfRun, NotReadyError, PlanError, SampleEr
 from batchwright.batches.ranks import find_ranks
 from batchwright.batches.settings import Asked
 from batchwright.batches.types import TrainingBatch
-from batchwright.loaders.budget import Budget, budget_of
 from batchwright.loaders.interface import Made, Making, Record, state_at
-from batchwright.loaders.rollout_batches import BatchMaker, RolloutStream
+from batchwright.loaders.rollout_data import RolloutBatches, RolloutStream
 from batchwright.loaders.run import Run
-from batchwright.loaders.steps import Steps
+from batchwright.loaders.steps import Budget, budget_of
 from batchwright.order.budget import refuse_wide_rows
 from batchwright.order.plan import Plan, PlanSource, State
 from batchwright.order.split import Cut
@@ -33,7 +32,7 @@ from batchwright.rollouts.aligned import RolloutRows
 from batchwright.rollouts.log.groups import Group
 from batchwright.rollouts.log.log import RolloutLog
 
-__all__ = ["LogReader", "LogStream", "TrainerPolicy", "open_log"]
+__all__ = ["LogReader", "LogStream", "open_log"]
 
 logger: logging.Logger = logging.getLogger("batchwright")
 
@@ -44,7 +43,7 @@ _WIDEST = 1 << 31
 def open_log(
     log: RolloutLog,
     read: Callable[..., Rollouts],
-    policy: TrainerPolicy,
+    max_staleness: int | None,
     timeout: float,
     asked: Asked,
     of_data: Mapping[str, Any],
@@ -53,15 +52,8 @@ def open_log(
 ) -> tuple[LogStream, Asked]:
     """The stream over a log, and the settings for the cursor over it. Settings in `of_data` are refused."""
     _refuse_settings_of_a_set(asked, of_data)
-    budget = budget_of(
-        asked["batch_tokens"],
-        asked["row_multiple"],
-        batch_size=asked["batch_size"],
-        epoch_end="short",
-        world=find_ranks(*ranks, asked["mesh"]).world_size,
-        uneven=bool(asked["uneven"]) or asked["equal_counts"] is False,
-    )
-    reader = LogReader(log, read, how["estimator"], policy, timeout, by_count=budget is None)
+    budget = budget_of(asked, epoch_end="short", world=find_ranks(*ranks, asked["mesh"]).world_size)
+    reader = LogReader(log, read, how["estimator"], max_staleness, timeout, by_count=budget is None)
     if budget is not None:  # the cursor counts rows; the number of rows of a batch is learned by reading
         asked = asked.changed(batch_size=1, batch_tokens=None, row_multiple=None, uneven=True)
     return LogStream(_plan_of_log(log, asked.get("epoch_end", "short")), asked, reader, budget, how), asked
@@ -112,22 +104,22 @@ class LogStream(RolloutStream):
         super().__init__(plan, asked, _WIDEST, **how)
         self.reader: LogReader = reader
         self.log: RolloutLog = reader.log
-        self.policy: TrainerPolicy = reader.policy
         self.budget: Budget | None = budget
 
     def open(self, run: Run, rows: int, record: Record, making: Making) -> LogBatches:
-        return LogBatches(self, run.steps(rows, record), self.maker(making.framework), record)
+        return LogBatches(self, run, rows, record, making)
+
+    def check_workers(self, run: Run) -> None:
+        what = "worker processes cannot read a rollout log: what they would read ahead is decided when it is needed"
+        raise SpecError(what, parameter="num_workers", remedy="num_workers=0")
 
     def widths_of(self, longest: NDArray[np.int64]) -> NDArray[np.int64]:
         widths = super().widths_of(longest)
         return np.where(widths < _WIDEST, widths, longest)  # a row over the largest of the given widths
 
     def why_uncounted(self) -> SpecError:
-        return SpecError(
-            "a log that grows has no number of batches",
-            parameter="rollout_data",
-            remedy="iterate until it ends, or read a finished set of rollouts",
-        )
+        remedy = "iterate until it ends, or read a finished set of rollouts"
+        return SpecError("a log that grows has no number of batches", parameter="rollout_data", remedy=remedy)
 
     def end_of_run(self, position: int) -> EndOfRun:
         return EndOfRun(
@@ -151,11 +143,8 @@ class LogStream(RolloutStream):
     def refusal(self, theirs: Mapping[str, Any]) -> PlanError | None:
         if "log" in theirs:
             return self.of_other_content(theirs)
-        return PlanError(
-            "this state belongs to a set of rollouts, and this loader reads a log",
-            folder=self.log.path,
-            remedy="open the loader with the data of that run",
-        )
+        what = "this state belongs to a set of rollouts, and this loader reads a log"
+        return PlanError(what, folder=self.log.path, remedy="open the loader with the data of that run")
 
     def of_other_content(self, theirs: Mapping[str, Any]) -> PlanError:
         mine = self.settings()["log"]
@@ -171,24 +160,6 @@ class LogStream(RolloutStream):
         if self.reader.method is None and self.estimator.method:
             how = "advantages by what the first group has"
         return f"├─ {how}\n└─ " + repr(self.log).replace("\n", "\n ")
-
-
-@dataclass(slots=True)
-class TrainerPolicy:
-    """The version of the trainer's weights, and the limit of the age of groups."""
-
-    version: int | None = None
-    max_staleness: int | None = None
-
-    def update(self, version: int) -> None:
-        version = at_least(0, policy_version=version)
-        if self.version is not None and version < self.version:
-            raise SpecError(
-                f"policy_version went backwards: {version} after {self.version}",
-                parameter="policy_version",
-                remedy="the number of updates so far; after going back to a checkpoint, load_state_dict(state) first",
-            )
-        self.version = version
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,12 +187,23 @@ class LogReader:
     log: RolloutLog
     read: Callable[[list[dict[str, Any]]], Rollouts]
     estimator: Advantages
-    policy: TrainerPolicy
+    max_staleness: int | None
     timeout: float = 0.0
     by_count: bool = True
     """Whether batches are cut by rows, not by tokens."""
     method: str | None = None
     """The method of advantages: known when the first rows are."""
+    policy_version: int | None = None
+    """The version of the trainer's weights."""
+
+    def update(self, version: int) -> None:
+        """Note the version of the trainer's weights."""
+        version = at_least(0, policy_version=version)
+        if self.policy_version is not None and version < self.policy_version:
+            what = f"policy_version went backwards: {version} after {self.policy_version}"
+            remedy = "the number of updates so far; after going back to a checkpoint, load_state_dict(state) first"
+            raise SpecError(what, parameter="policy_version", remedy=remedy)
+        self.policy_version = version
 
     def fetch(self, position: int, num_rows: int, *, needed: bool = True, decides: bool = True) -> LogRows | None:
         """`num_rows` rows from a position on; fewer at the end of the log, and None if it has no more.
@@ -258,8 +240,8 @@ class LogReader:
             return num_uses
         return self.log.take_uses(
             last_use,
-            policy_version=self.policy.version,
-            max_staleness=self.policy.max_staleness,
+            policy_version=self.policy_version,
+            max_staleness=self.max_staleness,
             timeout=self.timeout if needed else 0.0,
         )
 
@@ -269,13 +251,11 @@ class LogReader:
         )
         if self.by_count:
             what = f"{num_there:,} of {num_rows:,} rows are there: generators have not added the others yet"
-        return NotReadyError(
-            what,
-            folder=self.log.path,
-            waited=f"{self.timeout:g} seconds",
-            remedy="add more groups to the log, or let the loader wait: RolloutDataLoader(..., timeout=600); "
-            "generators with ahead= must be allowed as many groups as a batch has",
+        remedy = (
+            "add more groups to the log, or let the loader wait: RolloutDataLoader(..., timeout=600); "
+            "generators with ahead= must be allowed as many groups as a batch has"
         )
+        return NotReadyError(what, folder=self.log.path, waited=f"{self.timeout:g} seconds", remedy=remedy)
 
     def _read_uses(self, first_use: int, last_use: int) -> tuple[Rollouts, dict[str, NDArray[np.int64]]]:
         """(the rollouts of some uses, facts of each row)."""
@@ -301,23 +281,19 @@ class LogReader:
         error.remedy = f"{error.remedy}; to go on behind this group: loader.seek(position={after}), on all ranks"
 
 
-@dataclass(slots=True)
-class LogBatches:
+class LogBatches(RolloutBatches):
     """One rank's batches of a log, by count or by token budget."""
 
     stream: LogStream
-    steps: Steps
-    maker: BatchMaker
-    record: Record
-    _guess: int = field(init=False)
-    """Rows to look at for the next batch of a budget."""
 
-    def __post_init__(self) -> None:
-        self._guess = self.stream.log.group_size
+    def __init__(self, stream: LogStream, run: Run, rows: int, record: Record, making: Making) -> None:
+        super().__init__(stream, run, rows, record, making)
+        self._guess: int = stream.log.group_size
+        """Rows to look at for the next batch of a budget."""
         if self.stream.budget is not None:
             self._guess += self.stream.budget.row_multiple
 
-    def batches(self, position: int) -> Made[TrainingBatch]:
+    def batches(self, position: int, skipped: int = 0, every: int = 1, stop: int | None = None) -> Made[TrainingBatch]:
         while (found := self._fetch(position)) is not None:
             after = position + found.count
             record = self._record_with(position, after)
@@ -337,13 +313,6 @@ class LogBatches:
             return self.record
         return [*self.record, [step + 1, after, rows]]
 
-    def turns(self, position: int, skipped: int, every: int, stop: int | None) -> Iterator[TrainingBatch]:
-        raise SpecError(
-            "worker processes cannot read a rollout log: what they would read ahead is decided when it is needed",
-            parameter="num_workers",
-            remedy="num_workers=0",
-        )
-
     def _fetch(self, position: int) -> LogRows | None:
         if self.stream.budget is not None:
             return self._fetch_budget(position, self.stream.budget)
@@ -352,7 +321,7 @@ class LogBatches:
         found = self.stream.reader.fetch(position, rows)
         if found is None or found.count == rows or self.stream.plan.epoch_end != "drop":
             return found
-        if not self.steps.rank:
+        if not self.steps.run.ranks.rank:
             text = "batch_size=%d drops the last %d rows of the log; epoch_end='short' keeps them"
             logger.warning(text, rows, found.count)
         return None
@@ -379,7 +348,7 @@ class LogBatches:
 
     def _rows_that_fit(self, found: LogRows, position: int, budget: Budget) -> int:
         """The number of rows, from the first on, that make a batch: a multiple of row_multiple if there are enough."""
-        widths = self.steps.widths_of(np.maximum.accumulate(found.lengths))
+        widths = self.stream.widths_of(np.maximum.accumulate(found.lengths))
         try:
             # Only if no batch can be made without such a row. Otherwise the rows before it are a batch first.
             refuse_wide_rows(widths[: budget.row_multiple], budget.batch_tokens, budget.row_multiple)
@@ -410,4 +379,4 @@ class LogBatches:
         num_rows = -(-found.count // multiple) * multiple
         positions = position + np.arange(found.count)
         step = self.steps.of(positions, found.lengths, num_rows, position + found.count)
-        return self.maker.make(found.rows, step.positions - position + found.first, step, found.facts, state)
+        return self.make(found.rows, step.positions - position + found.first, step, found.facts, state)

@@ -14,9 +14,8 @@ from batchwright.base.errors import EndOfRun, PlanError, SpecError
 from batchwright.base.words import counted
 from batchwright.batches.ranks import Ranks
 from batchwright.batches.settings import SETTINGS, Asked
-from batchwright.loaders.budget import Budget, budget_of, cost_of
 from batchwright.loaders.interface import Record, Stream
-from batchwright.loaders.steps import AnyCut, Steps
+from batchwright.loaders.steps import AnyCut, Budget, Steps, budget_of, cost_of
 from batchwright.order.balance import Balancing
 from batchwright.order.budget import Blocks, BudgetCut, refuse_wide_rows
 from batchwright.order.epochs import Epochs
@@ -50,15 +49,7 @@ class Run:
     def of(cls, stream: Stream[Any], asked: Asked, ranks: Ranks, epochs: int | None) -> Run:
         """The run of a loader with these settings. They are checked against the stream before anything is read."""
         sharding = sharding_of(asked["sharding"])
-        equal_counts, uneven = asked.get("equal_counts", True), asked.get("uneven", False)
-        budget = budget_of(
-            asked["batch_tokens"],
-            asked["row_multiple"],
-            batch_size=asked["batch_size"],
-            epoch_end=stream.plan.epoch_end,
-            world=ranks.world_size,
-            uneven=uneven or not equal_counts,
-        )
+        budget = budget_of(asked, epoch_end=stream.plan.epoch_end, world=ranks.world_size)
         batch_size = 0
         if budget is None:
             batch_size = asked["batch_size"] or _default_batch(stream.plan)
@@ -68,19 +59,16 @@ class Run:
             batch_size=batch_size,
             num_epochs=epochs,
             budget=budget,
-            cost=cost_of(asked["balance"], equal_counts=equal_counts, sharding=sharding),
-            equal_counts=equal_counts,
-            uneven=uneven,
+            cost=cost_of(asked, sharding),
+            equal_counts=asked.get("equal_counts", True),
+            uneven=asked.get("uneven", False),
             sharding=sharding,
         )
         run.check_share(run.batch_size, 0)
         run._refuse_long_rows()
         if run.begin(0, run.first_record())[1]:
-            raise SpecError(
-                f"batch_size={run.batch_size} is more than the whole run, which has {run.end} rows",
-                parameter="batch_size",
-                remedy=f"batch_size={run.end} or less, or more epochs",
-            )
+            what = f"batch_size={run.batch_size} is more than the whole run, which has {run.end} rows"
+            raise SpecError(what, parameter="batch_size", remedy=f"batch_size={run.end} or less, or more epochs")
         return run
 
     @property
@@ -170,18 +158,7 @@ class Run:
 
     def steps(self, rows: int, record: Record) -> Steps:
         """The steps of this run, planned from the lengths of rows."""
-        return Steps(
-            cut=self.cut(rows, record),
-            end=self.end,
-            rank=self.ranks.rank,
-            world=self.ranks.world_size,
-            sharding=self.sharding,
-            lengths_at=self.stream.lengths_at,
-            widths_of=self.stream.widths_of,
-            cost=self.cost,
-            equal_counts=self.equal_counts,
-            pad_to=self.stream.pad_to,
-        )
+        return Steps(self, self.cut(rows, record), record)
 
     # Ends
 
@@ -242,11 +219,9 @@ class Run:
     def num_batches(self, position: int, rows: int, record: Record) -> int:
         """Batches of the epoch that a position lies in."""
         if self.epoch_end(position) is None:
-            raise SpecError(
-                "a mixture by weights has no end, so no number of batches",
-                parameter="num_rows",
-                remedy="Mixture(weights, num_rows=), num_tokens=, or stop='first_exhausted' or 'all_exhausted'",
-            )
+            what = "a mixture by weights has no end, so no number of batches"
+            remedy = "Mixture(weights, num_rows=), num_tokens=, or stop='first_exhausted' or 'all_exhausted'"
+            raise SpecError(what, parameter="num_rows", remedy=remedy)
         live, end = self.epochs.skips.live(position), self.epochs.end_of(self.num_epochs)
         if end is not None:
             live = min(live, end - 1)
@@ -275,11 +250,9 @@ class Run:
         if rows % world and not self.uneven and self.equal_counts:
             up = -(-rows // world) * world
             sizes = " or ".join(str(size) for size in (up - world, up) if size)
-            raise SpecError(
-                f"batch_size={rows} does not divide by world_size={world}",
-                parameter="batch_size",
-                remedy=f"batch_size={sizes} (it is global: each rank gets its share), or Batching(uneven=True)",
-            )
+            what = f"batch_size={rows} does not divide by world_size={world}"
+            remedy = f"batch_size={sizes} (it is global: each rank gets its share), or Batching(uneven=True)"
+            raise SpecError(what, parameter="batch_size", remedy=remedy)
         self.sharding.share(rows, rank=self.ranks.rank, world=world, uneven=self.uneven)
         if self.plan.epoch_end == "short" and (partial := self.partial_rows(rows, position)):
             self.share(partial)  # checked now, not at the end of the epoch, because a strategy may fail for it

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any
@@ -31,11 +31,9 @@ def ramp(
     """
     first, last = at_least(0, first=first), whole_number(last=last)
     if last - first < _RAMP_SEGMENTS:
-        raise SpecError(
-            f"a ramp from position {first} to {last} is too short for its {_RAMP_SEGMENTS} segments",
-            parameter="last",
-            remedy=f"last={first + _RAMP_SEGMENTS} or more; positions are rows: steps times batch_size",
-        )
+        what = f"a ramp from position {first} to {last} is too short for its {_RAMP_SEGMENTS} segments"
+        remedy = f"last={first + _RAMP_SEGMENTS} or more; positions are rows: steps times batch_size"
+        raise SpecError(what, parameter="last", remedy=remedy)
     names = list(dict.fromkeys([*begin, *end]))
     parts = _RAMP_SEGMENTS - 1
     return [
@@ -89,18 +87,12 @@ def _pairs(weights: Any, at: int) -> list[tuple[int, dict[str, Any]]]:
     least, remedy = at, f"a first position of {at} or more"
     for position, _ in pairs:
         if position < least:
-            raise SpecError(
-                f"weights from position {position} come after those from position {max(at, least - 1)}",
-                parameter="weights",
-                remedy=remedy,
-            )
+            what = f"weights from position {position} come after those from position {max(at, least - 1)}"
+            raise SpecError(what, parameter="weights", remedy=remedy)
         least, remedy = position + 1, "positions that rise; a ramp from there on needs no entry before it"
     if at == 0 and (not pairs or pairs[0][0] > 0):
-        raise SpecError(
-            "weights do not say what holds from position 0 on",
-            parameter="weights",
-            remedy="a first entry (0, {...})",
-        )
+        what = "weights do not say what holds from position 0 on"
+        raise SpecError(what, parameter="weights", remedy="a first entry (0, {...})")
     return pairs
 
 
@@ -170,12 +162,8 @@ def _check_weights(weights: Mapping[str, Any], names: Sequence[str]) -> None:
     _refuse_unknown_sources(names, weights=weights)
     for name, weight in weights.items():
         if not _is_weight(weight):
-            raise SpecError(
-                f"the weight of {name!r} is {weight!r}",
-                parameter="weights",
-                source=name,
-                remedy="a number of 0 or more",
-            )
+            remedy = "a number of 0 or more"
+            raise SpecError(f"the weight of {name!r} is {weight!r}", parameter="weights", source=name, remedy=remedy)
     if not any(weights.values()):
         raise SpecError(
             "all weights are 0", parameter="weights", remedy=f"a weight for one of {', '.join(map(repr, names))}"
@@ -190,20 +178,13 @@ def _refuse_unknown_sources(names: Sequence[str], **given: Mapping[str, Any]) ->
         remedy = f"one of {', '.join(map(repr, names))}"
         if near := suggest(str(name), names):
             remedy = f"perhaps {near!r}"
-        raise SpecError(
-            f"{parameter}= names a source {name!r} that is not there",
-            parameter=parameter,
-            source=name,
-            sources=", ".join(names),
-            remedy=remedy,
-        )
+        what = f"{parameter}= names a source {name!r} that is not there"
+        raise SpecError(what, parameter=parameter, source=name, sources=", ".join(names), remedy=remedy)
 
 
 def _is_weight(weight: Any) -> bool:
-    """Whether a weight is a number of 0 or more."""
+    """Whether a weight is a number of 0 or more, and finite as a float."""
     if isinstance(weight, bool) or not isinstance(weight, Real):
         return False
-    try:
-        return math.isfinite(weight) and float(weight) >= 0
-    except OverflowError:  # an int too large for a float
-        return False
+    number: Any = weight
+    return bool(0 <= number <= sys.float_info.max)

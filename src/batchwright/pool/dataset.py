@@ -259,7 +259,7 @@ class StreamingMixedShardDataset:
         if batch_size is None:
             batch_size = self.batch_size or _LOADER_ROWS
         rows, is_even = self._checked_batch(batch_size), self._is_even(drop_last)
-        return adapter("torch_pool").PoolLoader(self, rows, is_even, num_workers=num_workers, **options)
+        return adapter("torch").PoolLoader(self, rows, is_even, num_workers=num_workers, **options)
 
     def _is_even(self, drop_last: bool | None) -> bool:
         if drop_last is None:
