@@ -1,31 +1,31 @@
-"""The processes of `batchwright demo buffer`: one trains on a buffer that it changes, one reads along, one adds rows.
+"""The process that trains in `batchwright demo buffer`: a classifier of small pictures, on rows that it changes.
 
-    python -m batchwright.demo.hardest train BUFFER CHECKPOINTS     each epoch: the hardest half, and fresh rows
-    python -m batchwright.demo.hardest watch BUFFER                 until its stdin ends
-    python -m batchwright.demo.hardest arrive BUFFER                one row at a time, until it is killed
-
-Each writes JSON lines to stdout, and knows nothing of the process that watches and kills it.
+Each epoch it writes losses back, keeps the hardest half of the rows, and adds fresh ones.
 """
 
 from __future__ import annotations
 
-import argparse
-import itertools
-import os
-import select
-import signal
-import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 import batchwright as bw
-from batchwright.base.machine import die_with_parent
-from batchwright.demo.digits import accuracy_of, losses_and_gradients, new_weights, pictures
-from batchwright.demo.model import Adam
-from batchwright.demo.train import CHECKPOINT, Checkpoint, digest_of, read_checkpoint, report, write_checkpoint
+from batchwright.demo.harness import report
+from batchwright.demo.model import (
+    CHECKPOINT,
+    Adam,
+    Checkpoint,
+    Weights,
+    classified,
+    digest_of,
+    layers,
+    read_checkpoint,
+    write_checkpoint,
+)
 
-__all__ = ["after_epoch", "arrive", "main", "train", "watch"]
+__all__ = ["BATCH_ROWS", "ROWS", "after_epoch", "pictures", "train"]
 
 ROWS = 4000
 FRESH_ROWS = ROWS // 2
@@ -33,16 +33,37 @@ BATCH_ROWS = 80
 TEST_ROWS = 2000
 LEARNING_RATE = 0.007
 CHECKPOINT_STEPS = 8
-SECONDS_BETWEEN_LOOKS = 0.04
+
+FONT = """\
+01110 00100 01110 11111 00010 11111 00110 11111 01110 01110
+10001 01100 10001 00010 00110 10000 01000 00001 10001 10001
+10011 00100 00001 00100 01010 11110 10000 00010 10001 10001
+10101 00100 00010 00010 10010 00001 11110 00100 01110 01111
+11001 00100 00100 00001 11111 00001 10001 01000 10001 00001
+10001 00100 01000 10001 00010 10001 10001 01000 10001 00010
+01110 01110 11111 01110 00010 01110 01110 01000 01110 01100"""
+HEIGHT, WIDTH = 9, 7
+"""A digit has 7 x 5 dots, anywhere in its picture."""
+HIDDEN = 64
+LARGEST_NOISE = 0.9
 
 
-def train(buffer: bw.DatasetBuffer, folder: Path, *, epochs: int, scrape: int | None = None, again: str = "") -> None:
+def train(buffer: str, folder: str, epochs: int, *, scrape: int | None = None, again: str = "") -> None:
     """Train up to an epoch, from the checkpoint in `folder` if there is one.
 
     The fresh rows of epoch `scrape` are mislabelled. `again` marks the versions of epochs that are done once more.
     """
+    with bw.DatasetBuffer(path=buffer) as opened:
+        _train(opened, Path(folder), epochs, scrape, again)
+
+
+def _train(buffer: bw.DatasetBuffer, folder: Path, epochs: int, scrape: int | None, again: str) -> None:
     path, test = folder / CHECKPOINT, pictures(TEST_ROWS, seed=1_000_000)
-    run = read_checkpoint(path) if path.exists() else Checkpoint(new_weights(), Adam(), {"epoch": 1, "state": None})
+    if path.exists():
+        run = read_checkpoint(path)
+    else:
+        weights = layers(np.random.default_rng(0), HEIGHT * WIDTH, HIDDEN, 10)
+        run = Checkpoint(weights, Adam(), {"epoch": 1, "state": None})
     for epoch in range(run.loader["epoch"], epochs + 1):
         committed = [version.name for version in buffer.versions()]
         begin = f"epoch {epoch}{again}"
@@ -55,7 +76,7 @@ def train(buffer: bw.DatasetBuffer, folder: Path, *, epochs: int, scrape: int | 
             loader.load_state_dict(run.loader["state"])
         report(epoch=epoch, from_step=loader.step, rows=len(buffer))
         for batch in loader.get_iterator():
-            losses, gradients = losses_and_gradients(run.weights, batch["pixels"], batch["label"])
+            losses, gradients = losses_and_gradients(run.weights, batch)
             run.adam.update(run.weights, gradients, rate=LEARNING_RATE)
             buffer.set(batch.ids, loss=losses)
             report(epoch=epoch, step=loader.step, number=buffer.number, ids=batch.ids.tolist(), losses=losses.tolist())
@@ -68,7 +89,7 @@ def train(buffer: bw.DatasetBuffer, folder: Path, *, epochs: int, scrape: int | 
         write_checkpoint(folder / f"{after_epoch(epoch)}{again}.npz", run)
         write_checkpoint(path, run)
         loss = float(buffer.to_numpy()["loss"].mean())
-        report(epoch=epoch, accuracy=accuracy_of(run.weights, test), loss=loss, rows=len(buffer))
+        report(epoch=epoch, accuracy=_accuracy(run.weights, test), loss=loss, rows=len(buffer))
     report(content=buffer.content_fingerprint(), weights=digest_of(run.weights))
 
 
@@ -77,8 +98,12 @@ def after_epoch(epoch: int) -> str:
 
 
 def _bring_rows(buffer: bw.DatasetBuffer, epoch: int, *, is_scrape: bool) -> None:
-    """The rows of an epoch. A process that was killed after it wrote them down does not write them again."""
-    origin = "scrape-2" if is_scrape else "scrape-1" if epoch == 1 else f"fresh for epoch {epoch}"
+    """The rows of an epoch. A process that was killed after it wrote them does not write them again."""
+    origin = f"fresh for epoch {epoch}"
+    if is_scrape:
+        origin = "scrape-2"
+    elif epoch == 1:
+        origin = "scrape-1"
     if len(buffer) and buffer.provenance([-1])["origin"][0].as_py() == origin:
         return
     if epoch == 1:
@@ -88,54 +113,33 @@ def _bring_rows(buffer: bw.DatasetBuffer, epoch: int, *, is_scrape: bool) -> Non
     buffer.extend(fresh, retain_prior=0.5, retain_prior_by="-loss", origin=origin)
 
 
-def watch(buffer: bw.DatasetBuffer) -> None:
-    """Look at the rows again and again until stdin ends, and say what there was to see."""
-    versions, rows, faults = set(), set(), []
-    report(watches=os.getpid())
-    while True:
-        ended = bool(select.select([sys.stdin], [], [], SECONDS_BETWEEN_LOOKS)[0])  # so the last look sees everything
-        before = buffer.number
-        seen = buffer.refresh().to_numpy()
-        versions.add(buffer.number)
-        rows.add(len(buffer))
-        if buffer.number < before:
-            faults.append(f"change {buffer.number} after change {before}")
-        if len(set(map(len, [*seen.values(), buffer.ids]))) > 1 or (np.diff(buffer.ids) <= 0).any():
-            faults.append(f"change {buffer.number} is not whole")
-        if ended:
-            break
-    report(versions=len(versions), rows=sorted(rows), last=buffer.number, faults=faults)
+def pictures(count: int, *, seed: int, mislabelled: bool = False) -> dict[str, NDArray[Any]]:
+    """Noisy pictures of digits, and the digits. The label of a mislabelled one is the next digit."""
+    random = np.random.default_rng(seed)
+    label = random.integers(0, 10, count)
+    pixels = np.zeros((count, HEIGHT, WIDTH), np.float32)
+    glyphs = np.array([[list(map(int, line.split()[digit])) for line in FONT.split("\n")] for digit in range(10)])
+    top, left = random.integers(0, HEIGHT - 6, count), random.integers(0, WIDTH - 4, count)
+    for number in range(count):
+        pixels[number, top[number] : top[number] + 7, left[number] : left[number] + 5] = glyphs[label[number]]
+    noise = random.uniform(0.1, LARGEST_NOISE, count).astype(np.float32)  # some pictures are harder than others
+    pixels += random.standard_normal(pixels.shape).astype(np.float32) * noise[:, None, None]
+    if mislabelled:
+        label = (label + 1) % 10
+    return {"pixels": pixels, "label": label}
 
 
-def arrive(buffer: bw.DatasetBuffer) -> None:
-    """Add rows until somebody kills this process: each is acknowledged once it is written."""
-    for serial in itertools.count(len(buffer)):
-        buffer.append({"serial": serial, "text": f"row {serial}"})
-        os.write(1, b"%d\n" % serial)
+def losses_and_gradients(weights: Weights, columns: Any) -> tuple[NDArray[np.float32], Weights]:
+    """Cross-entropy of each row in nats, and the gradient of its mean by every weight."""
+    pixels, labels = columns["pixels"], columns["label"]
+    everything = np.ones(len(labels), weights["hidden"].dtype)
+    losses, gradients, _ = classified(weights, pixels.reshape(len(pixels), -1), labels, everything)
+    return losses, gradients
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m batchwright.demo.hardest")
-    roles = parser.add_subparsers(dest="role", required=True)
-    for name in ("train", "watch", "arrive"):
-        role = roles.add_parser(name)
-        role.add_argument("buffer", type=Path)
-        if name == "train":
-            role.add_argument("folder", type=Path, help="where checkpoints are written, and read if there is one")
-            role.add_argument("--epochs", type=int, required=True)
-            role.add_argument("--scrape", type=int, help="the epoch whose fresh rows are mislabelled")
-            role.add_argument("--again", default="", help="marks the versions of epochs that are done once more")
-    asked = vars(parser.parse_args(argv))
-    role, path = asked.pop("role"), asked.pop("buffer")
-    with bw.DatasetBuffer(path=path, read_only=role == "watch") as buffer:
-        if role == "train":
-            train(buffer, **asked)
-        else:
-            (watch if role == "watch" else arrive)(buffer)
-    return 0
-
-
-if __name__ == "__main__":
-    die_with_parent(os.getppid())
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C reaches this process too; the one that watches it speaks
-    sys.exit(main())
+def _accuracy(weights: Weights, columns: dict[str, NDArray[Any]]) -> float:
+    """The share of pictures that are classified correctly."""
+    inputs = columns["pixels"].reshape(len(columns["label"]), -1)
+    hidden = np.maximum(inputs @ weights["hidden"] + weights["hidden_bias"], 0)
+    found = (hidden @ weights["output"] + weights["output_bias"]).argmax(axis=1)
+    return float((found == columns["label"]).mean())

@@ -1,7 +1,7 @@
-"""`batchwright demo queue`: providers and a trainer are killed, a file is damaged, and no batch is lost or another one.
+"""`batchwright demo queue`: providers and a trainer are killed, a file is damaged, and no batch is lost or changed.
 
-All of them are processes of their own. What the trainer was handed is compared, batch by batch, with a run in this
-process without disturbance.
+All of them are processes of their own. The batches of the trainer are compared, one by one, with those of an
+undisturbed run in this process.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from typing import Any
 
 import batchwright as bw
 from batchwright.base.errors import NotReadyError, WorkerError
-from batchwright.demo.harness import Demo, check_exit, expect, head, near, python_process, reports, say, show_verb
-from batchwright.demo.queued import BATCHES_PER_FILE, CONFIG, NUM_STEPS, PROVIDER, train, write_project
+from batchwright.demo import queued
+from batchwright.demo.harness import Demo, Report, expect, follow, head, near, process, say, show_verb
+from batchwright.demo.queued import BATCHES_PER_FILE, NUM_STEPS
 from batchwright.queue.provider_file import open_provider
 
 __all__ = ["main"]
@@ -36,7 +37,7 @@ MIDDLE = range(BATCHES_PER_FILE // 4, BATCHES_PER_FILE // 2)
 
 
 def _tell(folder: Path) -> None:
-    run = _Run(folder / "runs", write_project(folder / "runs"))
+    run = _Run(folder / "runs", queued.write_project(folder / "runs"))
     _show_project(run)
     with run.provider(1) as first, run.provider(2) as second:
         _train_and_kill(run, first, second)
@@ -64,10 +65,10 @@ class _Run:
 
     folder: Path
     config: Path
-    reports: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
+    reports: dict[int, list[Report]] = field(default_factory=dict)
     """By step. A step that was done again after a kill has two."""
-    last: dict[str, Any] = field(default_factory=dict)
-    end: dict[str, Any] = field(default_factory=dict)
+    last: Report = field(default_factory=dict)
+    end: Report = field(default_factory=dict)
     """The weights and the consumer's counts, once it is through."""
 
     @property
@@ -84,26 +85,21 @@ class _Run:
         return sorted((self.dataset / "queue" / "train").glob("*.batches"))
 
     def provider(self, number: int) -> contextlib.AbstractContextManager[subprocess.Popen[str]]:
-        return self._process("provide", log=self.folder / f"provider-{number}.txt")
+        return process(queued.provide, log=self.folder / f"provider-{number}.txt", config=self.config, data=self.data)
 
-    def _process(self, role: str, *more: object, log: Path) -> contextlib.AbstractContextManager[subprocess.Popen[str]]:
-        return python_process("batchwright.demo.queued", role, self.config, self.data, *more, log=log)
-
-    def watch(self, *, kill_when: Callable[[dict[str, Any]], bool] = lambda _: False) -> int:
+    def watch(self, *, kill_when: Callable[[Report], bool] = lambda _: False) -> int:
         """Start a trainer and follow it, and kill it once `kill_when` says so. Returns its process id."""
-        log, is_killed = self.folder / "trainer.txt", False
-        with self._process("train", "--folder", self.folder, log=log) as process:
-            for report in reports(process):
-                if "step" not in report:
-                    self.end = report
-                    continue
-                self.last = report
-                self.reports.setdefault(report["step"], []).append(report)
-                if not is_killed and kill_when(report):
-                    os.kill(process.pid, signal.SIGKILL)  # its earlier reports are still to be read
-                    is_killed = True
-            check_exit(process, "the trainer", log, killed=is_killed)
-        return process.pid
+
+        def take(report: Report) -> bool:
+            if "step" not in report:
+                self.end = report
+                return False
+            self.last = report
+            self.reports.setdefault(report["step"], []).append(report)
+            return kill_when(report)
+
+        log = self.folder / "trainer.txt"
+        return follow(queued.train, take, log=log, config=self.config, data=self.data, folder=self.folder)
 
     def mean_loss(self, steps: range) -> float:
         return sum(float.fromhex(self.reports[step][-1]["loss"]) for step in steps) / len(steps)
@@ -114,7 +110,7 @@ class _Run:
 
 def _show_project(run: _Run) -> None:
     head(1, "A project: a config that provider and trainer share, and what a batch is")
-    for name, text in (("config/train_code.py", CONFIG), ("data/code/prepare_streaming.py", PROVIDER)):
+    for name, text in (("config/train_code.py", queued.CONFIG), ("data/code/prepare_streaming.py", queued.PROVIDER)):
         say(f"  {near(run.folder / name)}")
         say(textwrap.indent(text.rstrip(), "    "))
         say()
@@ -129,7 +125,7 @@ def _train_and_kill(run: _Run, first: subprocess.Popen[str], second: subprocess.
     _wait((run.dataset / "queue" / "meta.json").exists, [first, second], "the queue", run)
     lost: list[int] = []
 
-    def is_time(report: dict[str, Any]) -> bool:
+    def is_time(report: Report) -> bool:
         if not lost and report["step"] >= KILL_PROVIDER_STEP:
             lost.extend(_killed_in_mid_file(run, first))
         is_past = bool(lost) and report["file"] > lost[0]
@@ -220,7 +216,7 @@ def _expect_undisturbed_batches(run: _Run) -> None:
     say("  So are the losses, and the weights at the end, in every bit.")
 
 
-def _undisturbed(run: _Run) -> tuple[dict[int, dict[str, Any]], str]:
+def _undisturbed(run: _Run) -> tuple[dict[int, Report], str]:
     """The reports and the final weights of the same run without disturbance."""
     config: Any = bw.load_config(run.config, ["--seconds_per_batch=0"], data=run.data)
     folder = run.folder / "undisturbed"
@@ -229,7 +225,7 @@ def _undisturbed(run: _Run) -> tuple[dict[int, dict[str, Any]], str]:
         bw.DatasetConsumer(provider=open_provider(config), framework="numpy") as consumer,
         contextlib.redirect_stdout(io.StringIO()) as printed,
     ):
-        train(consumer, folder, learning_rate=config.learning_rate)
+        queued.train_on(consumer, folder, learning_rate=config.learning_rate)
     *steps, end = map(json.loads, printed.getvalue().splitlines())
     return {report["step"]: report for report in steps}, end["weights"]
 

@@ -1,15 +1,9 @@
-"""The processes of `batchwright demo queue`: providers (`batchwright prepare`), a trainer, and their project.
-
-They know nothing of the process that starts, kills and restarts them. The trainer writes a line of JSON for each step.
-"""
+"""The processes of `batchwright demo queue`: providers and a trainer, and their project."""
 
 from __future__ import annotations
 
 import argparse
 import inspect
-import os
-import signal
-import sys
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -17,12 +11,20 @@ from typing import Any
 import xxhash
 
 import batchwright as bw
-from batchwright.base.machine import die_with_parent
-from batchwright.demo.model import Adam, loss_and_gradients, new_weights
-from batchwright.demo.train import CHECKPOINT, Checkpoint, digest_of, read_checkpoint, report, write_checkpoint
+from batchwright.demo.harness import report
+from batchwright.demo.model import (
+    CHECKPOINT,
+    Adam,
+    Checkpoint,
+    digest_of,
+    loss_and_gradients,
+    new_weights,
+    read_checkpoint,
+    write_checkpoint,
+)
 from batchwright.queue.provider_file import open_provider
 
-__all__ = ["BATCHES_PER_FILE", "CONFIG", "NUM_STEPS", "PROVIDER", "main", "train", "write_project"]
+__all__ = ["BATCHES_PER_FILE", "CONFIG", "NUM_STEPS", "PROVIDER", "provide", "train", "train_on", "write_project"]
 
 NUM_STEPS = 400
 BATCHES_PER_FILE = 40
@@ -70,8 +72,20 @@ def write_project(folder: Path) -> Path:
     return folder / "config" / "train_code.py"
 
 
-def train(consumer: bw.DatasetConsumer, folder: Path, *, learning_rate: float) -> None:
-    """Train from the checkpoint in `folder`, or from nothing; say of each step which batch it was, and the loss."""
+def provide(config: str, data: str) -> None:
+    """Make batches, as `batchwright prepare` does, until SIGTERM."""
+    open_provider(bw.load_config(config, data=data)).run()
+
+
+def train(config: str, data: str, folder: str) -> None:
+    """Train on the queue. The checkpoint is in `folder`."""
+    shared: Any = bw.load_config(config, data=data)
+    with bw.DatasetConsumer(shared.data_dir, shared.batch_size, shared.block_size, framework="numpy") as consumer:
+        train_on(consumer, Path(folder), learning_rate=shared.learning_rate)
+
+
+def train_on(consumer: bw.DatasetConsumer, folder: Path, *, learning_rate: float) -> None:
+    """Train from the checkpoint in `folder`, or from nothing. Report the batch and the loss of each step."""
     path = folder / CHECKPOINT
     if path.exists():
         checkpoint = read_checkpoint(path)
@@ -89,25 +103,3 @@ def train(consumer: bw.DatasetConsumer, folder: Path, *, learning_rate: float) -
         digest = xxhash.xxh3_128_hexdigest(x.tobytes() + y.tobytes())
         report(step=step, digest=digest, loss=loss.hex(), **state["train"])  # file and batch: what comes next
     report(weights=digest_of(weights), stats=consumer.stats()["train"])
-
-
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m batchwright.demo.queued")
-    parser.add_argument("role", choices=("provide", "train"))
-    parser.add_argument("config", type=Path)
-    parser.add_argument("data", type=Path, help="the folder that holds the dataset")
-    parser.add_argument("--folder", type=Path, help="where the checkpoint is written, and read if there is one")
-    asked = parser.parse_args(argv)
-    if asked.role == "provide":
-        open_provider(bw.load_config(asked.config, data=asked.data)).run()
-        return 0
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C reaches this process too; the one that watches it speaks
-    config: Any = bw.load_config(asked.config, data=asked.data)
-    with bw.DatasetConsumer(config.data_dir, config.batch_size, config.block_size, framework="numpy") as consumer:
-        train(consumer, asked.folder, learning_rate=config.learning_rate)
-    return 0
-
-
-if __name__ == "__main__":
-    die_with_parent(os.getppid())
-    sys.exit(main())
