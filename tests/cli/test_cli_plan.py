@@ -186,7 +186,7 @@ def test_what_no_loader_of_conversations_could_run_is_refused(arguments, said, c
         (["--chunk-size", "16", "--weights", "web=.7,code"], "NAME=VALUE"),
         (["--chunk-size", "16", "--weights", "web=0"], "weight"),
         (["--chunk-size", "16", "--num-tokens", "1e9"], "weights="),
-        (["--chunk-size", "16", "--epochs", "0"], "epochs=1"),
+        (["--chunk-size", "16", "--epochs", "0"], "--epochs: '0'"),
         (["--seed", "1"], "--chunk-size 2048"),
         (["--save", "x.json"], "--save"),
         (["dead"], "plan dead"),

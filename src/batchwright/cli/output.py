@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 __all__ = [
-    *("add_json", "indented", "limited", "lines_in_words", "number", "print_facts", "print_json", "printable", "table"),
+    *("add_json", "indented", "limited", "lines_in_words", "number", "percent", "print_facts", "print_json"),
+    *("printable", "table"),
 ]
 
 
@@ -98,6 +99,14 @@ def number(value: int | None, missing: str = "") -> str:
     if value is None:
         return missing
     return f"{value:,}"
+
+
+def percent(share: float, digits: int = 2) -> str:
+    """
+    >>> percent(0.75), percent(1 / 3, 3)
+    ('75.00 %', '33.333 %')
+    """
+    return f"{100 * share:.{digits}f} %"
 
 
 def lines_in_words(lines: tuple[int, int] | None) -> str:

@@ -1,37 +1,37 @@
 """Predict a run before it costs anything: steps, tokens, shares asked and effective, epochs of every source.
 
-With loader settings, it answers for a run that you consider; no plan is written, except by --save. With PLAN, it
-answers for a plan that is kept. With neither, it lists the plans that are kept with the store. A source that is read
-more than four times is marked, and the step is said at which each cap of --max-epochs binds.
+With loader settings, it describes a run that you consider. No plan is written, except by --save. With PLAN, it
+describes a plan that is kept. Without either, it lists the plans kept with the store. Sources that are read more than
+four times are marked. For each cap of --max-epochs, the output has the step at which it takes effect.
 
-Of rows that are made of whole documents (--packing, and all conversations) it says how full they are, how many tokens
-a row has in the mean, what share of them is learned, and how many documents are in no row, and why.
+For rows of whole documents (--packing, and all conversations), it shows how full the rows are, their mean number of
+tokens, the share of tokens that is trained, and how many documents are left out, and why.
 
-NAME=STORE, once or several times, describes a mixture of stores, as MixedDataLoader makes it. An argument that exists
-as a path is a path, also with a '=' in it; ./a=b.store is always one. --weights may be given again with a position:
---weights web=1 --weights 100000:web=.5,code=.5 changes there at once, --ramp 100000-200000:web=.5,code=.5 little by
-little. Positions are rows: steps times the batch size.
+NAME=STORE, repeated, describes a mixture of stores, as MixedDataLoader makes it. An argument that exists as a path is
+a path, even with a '=' in it; ./a=b.store always is one. --weights can be repeated with a position: --weights web=1
+--weights 100000:web=.5,code=.5 changes there at once, --ramp 100000-200000:web=.5,code=.5 in small steps. Positions are
+rows: steps times the batch size.
 
-`plan forget STORE PLAN` removes a kept plan: `batchwright gc` may then remove the versions that it needs. A store that
-is called forget is ./forget.
+`plan forget STORE PLAN` removes a kept plan: `batchwright gc` may then remove the versions that it needs. Write
+./forget for a store called forget.
 """
 
 from __future__ import annotations
 
 import argparse
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import batchwright as bw
 from batchwright.base.checks import local_path
 from batchwright.base.errors import BatchwrightError, PlanError, SpecError
 from batchwright.cli.output import add_json, number, print_facts, printable, table
-from batchwright.cli.plan_settings import add_settings, plan_of_settings, refuse_settings, settings_given
-from batchwright.cli.values import check_positive, named_store, whole_number
+from batchwright.cli.values import add_settings, count, named_store, refuse_settings, settings_given
 
 if TYPE_CHECKING:
     from batchwright.cli.plan_summary import PlanSummary
-    from batchwright.order.plan import Plan
     from batchwright.store import TokenStream
 
 __all__ = ["EXAMPLES", "SUMMARY", "add_arguments", "describe", "facts_of", "run", "streams_of"]
@@ -58,19 +58,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         help="STORE, STORE PLAN (kept with it, or a plan's or state's file), NAME=STORE ..., or forget STORE PLAN",
     )
-    parser.add_argument(
-        "--epochs",
-        type=whole_number,
-        metavar="N",
-        help="epochs of the run (1; if amended, as many as the last amendment needs)",
-    )
-    parser.add_argument("--save", metavar="FILE", help="write the plan there: a loader with plan=FILE runs it")
+    epochs = "epochs of the run (1; if amended, as many as the last amendment needs)"
+    parser.add_argument("--epochs", type=count, metavar="N", help=epochs)
+    parser.add_argument("--save", metavar="FILE", help="write the plan to a file: a loader with plan=FILE runs it")
     add_settings(parser)
     add_json(parser)
 
 
 def run(arguments: argparse.Namespace) -> None:
-    check_positive(arguments, "epochs")
     if arguments.target[0] == "forget" and not Path("forget").exists():
         return _forget(arguments)
     sources = _named(arguments.target)
@@ -83,9 +78,9 @@ def run(arguments: argparse.Namespace) -> None:
     return describe(plan, epochs=arguments.epochs, streams=streams, as_json=arguments.json)
 
 
-def _plan_of(arguments: argparse.Namespace, sources: dict[str, str] | None) -> Plan | None:
+def _plan_of(arguments: argparse.Namespace, sources: dict[str, str] | None) -> bw.Plan | None:
     """The plan to describe; None where neither PLAN nor settings say which."""
-    from batchwright.store import Store
+    from batchwright.cli.plan_settings import plan_of_settings
     from batchwright.store.plans import find_plan
 
     if sources is not None:
@@ -95,24 +90,26 @@ def _plan_of(arguments: argparse.Namespace, sources: dict[str, str] | None) -> P
         refuse_settings(arguments, kept[0])
         return find_plan(store, kept[0], batch_size=arguments.batch_size)
     if settings_given(arguments):
-        return plan_of_settings(Store(store), arguments)
+        return plan_of_settings(bw.Store(store), arguments)
     if arguments.save is not None:
-        raise SpecError("--save which plan?", parameter="save", remedy="--chunk-size and other settings, or PLAN")
+        raise SpecError(
+            "which plan is --save for?", parameter="save", remedy="--chunk-size and other settings, or PLAN"
+        )
     return None
 
 
 def _named(target: list[str]) -> dict[str, str] | None:
     """NAME=STORE ... as a mapping; None for STORE [PLAN]."""
+    from batchwright.store.layout import is_store
+
     named = [named_store(text) for text in target]
-    if named[0] is None:
-        _refuse_several_stores(target)
+    if not any(named) and len(target) <= 2 and not any(is_store(Path(text)) for text in target[1:]):
         return None
     found: dict[str, str] = {}
     for text, pair in zip(target, named, strict=True):
         if pair is None:
-            raise _without_name(
-                text, f"NAME={text}; for a plan that is kept, one of its stores: batchwright plan STORE {text}"
-            )
+            what = f"{text} has no name, and a mixture of stores needs one for each"
+            raise SpecError(what, parameter="STORE", remedy="NAME=STORE NAME=STORE ..., or STORE [PLAN]")
         name, path = pair
         if name in found:
             raise SpecError(f"two stores are called {name!r}", parameter="STORE", remedy="rename one")
@@ -120,21 +117,7 @@ def _named(target: list[str]) -> dict[str, str] | None:
     return found
 
 
-def _refuse_several_stores(target: list[str]) -> None:
-    """Refuse stores without a name where they are more than one: STORE PLAN is one."""
-    from batchwright.store.layout import is_store
-
-    if len(target) > 2 or any(named_store(text) or is_store(Path(text)) for text in target[1:]):
-        raise _without_name(target[0], "NAME=STORE NAME=STORE ..., or STORE [PLAN]")
-
-
-def _without_name(text: str, remedy: str) -> SpecError:
-    return SpecError(
-        f"{text} has no name, and a mixture of stores needs one for each", parameter="STORE", remedy=remedy
-    )
-
-
-def streams_of(where: Any, plan: Plan) -> dict[str, TokenStream] | None:
+def streams_of(where: Any, plan: bw.Plan) -> dict[str, TokenStream] | None:
     """The streams that can say more of a plan's rows, where there is more to say, and they are still in their place."""
     from batchwright.store.plans import streams_for_plan
 
@@ -146,7 +129,7 @@ def streams_of(where: Any, plan: Plan) -> dict[str, TokenStream] | None:
 
 
 def describe(
-    plan: Plan, *, epochs: int | None = None, streams: dict[str, TokenStream] | None = None, as_json: bool
+    plan: bw.Plan, *, epochs: int | None = None, streams: dict[str, TokenStream] | None = None, as_json: bool
 ) -> None:
     from batchwright.cli.plan_summary import summarize
     from batchwright.cli.plan_words import render
@@ -155,15 +138,13 @@ def describe(
     print_facts(facts_of(plan, summary), [render(plan, summary)], as_json=as_json)
 
 
-def facts_of(plan: Plan, summary: PlanSummary) -> dict[str, Any]:
-    return {**summary.as_json(), "plan": plan.spec(), "runs": plan.runs}
+def facts_of(plan: bw.Plan, summary: PlanSummary) -> dict[str, Any]:
+    return {**asdict(summary), "plan": plan.spec(), "runs": plan.runs}
 
 
-def _save(plan: Plan, path: Path) -> None:
+def _save(plan: bw.Plan, path: Path) -> None:
     if path.exists():
-        from batchwright.order.plan import Plan as PlanFile
-
-        known = PlanFile.load(path)
+        known = bw.Plan.load(path)
         if known.fingerprint != plan.fingerprint:
             raise PlanError(f"{path} holds another plan: {known.fingerprint}", file=path, remedy="a new file")
     plan.save(path)
@@ -181,10 +162,9 @@ def _forget(arguments: argparse.Namespace) -> None:
 
 
 def _list(path: str, *, as_json: bool) -> None:
-    from batchwright.store import Store
     from batchwright.store.plans import list_plans
 
-    store = Store(path)
+    store = bw.Store(path)
     plans = list_plans(store.path)
     facts = {"store": str(store.path), "plans": [_line_as_json(plan) for plan in plans]}
     text = f"no plans are kept with {store.path}: opening a loader keeps one; --chunk-size asks for one beforehand"
@@ -194,7 +174,7 @@ def _list(path: str, *, as_json: bool) -> None:
     print_facts(facts, [text], as_json=as_json)
 
 
-def _cells(plan: Plan) -> dict[str, Any]:
+def _cells(plan: bw.Plan) -> dict[str, Any]:
     return {
         "plan": plan.fingerprint,
         "chunk size": number(plan.row_tokens),
@@ -206,7 +186,7 @@ def _cells(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _sources(plan: Plan) -> str:
+def _sources(plan: bw.Plan) -> str:
     weights = plan.weights
     if weights is None:
         return ", ".join(f"{source.name} ({source.split})" for source in plan.all_sources)
@@ -216,5 +196,5 @@ def _sources(plan: Plan) -> str:
     return said
 
 
-def _line_as_json(plan: Plan) -> dict[str, object]:
+def _line_as_json(plan: bw.Plan) -> dict[str, object]:
     return {"fingerprint": plan.fingerprint, "lineage": plan.lineage, "plan": plan.spec(), "runs": plan.runs}

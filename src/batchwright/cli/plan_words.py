@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 from batchwright.base.words import counted, listed
-from batchwright.cli.output import number, printable, table
+from batchwright.cli.output import number, percent, printable, table
+from batchwright.cli.plan_summary import CapSummary, PlanSummary, SourceSummary
+from batchwright.order.plan import Plan, PlanSource
 from batchwright.order.plan_text import MANY_EPOCHS
-
-if TYPE_CHECKING:
-    from batchwright.cli.plan_summary import CapSummary, PlanSummary, SourceSummary
-    from batchwright.order.plan import Plan, PlanSource
 
 __all__ = ["render"]
 
 _SOURCES_SHOWN = 6
-_STRETCHES_SHOWN = 16
+_MIXES_SHOWN = 8
 
 
 def render(plan: Plan, summary: PlanSummary) -> str:
@@ -101,10 +98,10 @@ def _sources(plan: Plan, summary: PlanSummary) -> str:
 
 def _cells(plan: Plan, source: SourceSummary, *, both: bool) -> dict[str, str]:
     cells = {"source": printable(source.name), "split": source.split}
-    asked, effective = f"{100 * source.asked_share:.2f} %", f"{100 * source.effective_share:.3f} %"
+    asked, effective = percent(source.asked_share), percent(source.effective_share, 3)
     if both:
         cells |= {f"asked ({plan.by})": asked, "effective (rows)": effective}
-        cells["effective (tokens)"] = f"{100 * source.effective_token_share:.3f} %"
+        cells["effective (tokens)"] = percent(source.effective_token_share, 3)
     else:
         cells |= {"asked": asked, "effective": effective}
     in_all = "tokens in rows" if _has_documents(plan) else "tokens in store"
@@ -138,7 +135,7 @@ def _documents_of(of: PlanSource, source: SourceSummary) -> Iterator[str]:
     if rows.get("pairs"):
         noun, how = "pair", "two rows of a batch each"
     if source.fill is not None:
-        how = f"packed {rows['packing']}, {100 * source.fill:.2f} % full"
+        how = f"packed {rows['packing']}, {percent(source.fill)} full"
     line = f"  {printable(source.name)}: {counted(source.num_rows, noun)}, {how}, "
     line += f"{source.mean_row_tokens:,.1f} tokens in the mean"
     if "loss" in rows:
@@ -147,7 +144,7 @@ def _documents_of(of: PlanSource, source: SourceSummary) -> Iterator[str]:
         yield line
         return
     if documents.learned_share is not None:
-        line += f" ({100 * documents.learned_share:.1f} % of the tokens)"
+        line += f" ({percent(documents.learned_share, 1)} of the tokens)"
     yield line
     over = f"over {rows['row_tokens']:,} tokens"
     reasons = {"over length": over, "empty mask": "nothing to learn"}
@@ -162,15 +159,14 @@ def _of_all(count: int, total: int) -> str:
     >>> _of_all(312, 40_000)
     '312 of 40,000 documents (0.8 %)'
     """
-    return f"{count:,} of {counted(total, 'document')} ({100 * count / max(total, 1):.1f} %)"
+    return f"{count:,} of {counted(total, 'document')} ({percent(count / max(total, 1), 1)})"
 
 
 def _stretches(plan: Plan, summary: PlanSummary) -> str:
-    """A line for each mix: of a ramp, the first and the last; of very many, the first and the last few."""
-    both = _tells_both(plan, summary)
-    shown = [stretch for stretch in summary.stretches if not stretch.is_inside_a_ramp]
-    if len(shown) > _STRETCHES_SHOWN:
-        shown = [*shown[: _STRETCHES_SHOWN // 2], *shown[-_STRETCHES_SHOWN // 2 :]]
+    """A line for each mix; of many, the first and the last few."""
+    both, shown = _tells_both(plan, summary), summary.stretches
+    if len(shown) > _MIXES_SHOWN:
+        shown = (*shown[: _MIXES_SHOWN // 2], *shown[-_MIXES_SHOWN // 2 :])
     rows = []
     for stretch in shown:
         row = {"from step": number(stretch.from_step), "position": number(stretch.from_position)}
@@ -196,7 +192,7 @@ def _shares_in_words(shares: Mapping[str, float]) -> str:
     >>> _shares_in_words({"web": 0.75, "code": 0.25})
     'web 75.00 %, code 25.00 %'
     """
-    return listed((f"{printable(name)} {100 * share:.2f} %" for name, share in shares.items()), _SOURCES_SHOWN)
+    return listed((f"{printable(name)} {percent(share)}" for name, share in shares.items()), _SOURCES_SHOWN)
 
 
 def _cap(cap: CapSummary) -> str:

@@ -1,7 +1,7 @@
 """Read every byte of a store, or of a buffer's folder, and compare it with its hashes.
 
-Opening a store checks the existence and sizes of its shards; this also finds altered bytes. Exit code 1 when something
-is damaged, with a line for each file.
+Opening a store checks the existence and sizes of its shards. This also finds changed bytes. Each damaged file is a line
+on stdout, and the exit code is then 1.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import batchwright as bw
 from batchwright.base.checks import local_path
 from batchwright.base.errors import StoreError
 from batchwright.base.words import bytes_in_words, counted
 from batchwright.cli.output import add_json, print_json
+from batchwright.cli.values import is_buffer
 
 __all__ = ["EXAMPLES", "SUMMARY", "add_arguments", "run"]
 
@@ -36,12 +38,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from batchwright.buffer.folder import POINTER
     from batchwright.store.layout import current_version, is_store
     from batchwright.store.versions import list_versions
 
     root = local_path(store=arguments.store)
-    if (root / POINTER).is_file():
+    if is_buffer(arguments.store):
         return _verify_buffer(root, as_json=arguments.json)
     if not is_store(root):
         current_version(root)  # raises, with what it is instead
@@ -69,11 +70,9 @@ def _print(root: Path, answers: list[dict[str, Any]], num_damaged: int) -> None:
 
 
 def _verify_buffer(root: Path, *, as_json: bool) -> int:
-    from batchwright.buffer import DatasetBuffer
-
     damage: str | None = None
     try:
-        with DatasetBuffer(path=root, read_only=True) as buffer:
+        with bw.DatasetBuffer(path=root, read_only=True) as buffer:
             buffer.verify()
     except StoreError as error:
         damage = str(error)
@@ -87,11 +86,11 @@ def _verify_buffer(root: Path, *, as_json: bool) -> int:
 
 
 def _verify(root: Path, version: str | None) -> dict[str, Any]:
-    from batchwright.store import Store, verify_store
+    from batchwright.store import verify_store
     from batchwright.store.layout import REBAKE
 
     try:
-        store = Store(root, version=version)
+        store = bw.Store(root, version=version)
     except StoreError as error:
         where = error.where.get("file") or error.where.get("folder") or root
         damaged = [{"file": str(where), "what": error.headline}]

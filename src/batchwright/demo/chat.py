@@ -223,7 +223,13 @@ def _bake(path: Path, tokenizer: Path, template: str, to: Path) -> Path:
 
 
 def _open(store: Path, loss: str, **more: Any) -> bw.ConversationDataLoader:
-    settings = {"max_length": ROW_TOKENS, "packing": "best_fit", "seed": 7, "epochs": None, "framework": "numpy"}
+    settings: dict[str, Any] = {
+        "max_length": ROW_TOKENS,
+        "packing": "best_fit",
+        "seed": 7,
+        "epochs": None,
+        "framework": "numpy",
+    }
     batching = bw.Batching(BATCH_ROWS, epoch_end="short")
     return bw.ConversationDataLoader(store, loss=loss, batch_size=batching, rank=0, world_size=1, **settings, **more)
 

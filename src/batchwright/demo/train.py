@@ -134,7 +134,7 @@ class TrainingRun:
             if "step" not in report:
                 self.weights = report["weights"]
                 return False
-            step = report["step"]
+            step: int = report["step"]
             self.losses[step], self.row_losses[step] = report["loss"], report["row_losses"]
             progress = self._progress(report)
             line.show(progress)
