@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import batchwright as bw
 from batchwright.base.errors import PlanError, SpecError
 from batchwright.batches.settings import SETTINGS
-from batchwright.cli.output import add_json, print_json
+from batchwright.cli.output import add_json
 from batchwright.cli.values import (
     add_plan,
     add_setting,
@@ -61,8 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    from batchwright.cli.plan import describe, facts_of
-    from batchwright.cli.plan_summary import summarize
+    from batchwright.cli.plan_words import describe
     from batchwright.store.plans import streams_for_plan
 
     plan, at = _plan_and_position(arguments)
@@ -71,16 +70,14 @@ def run(arguments: argparse.Namespace) -> None:
     stores = list({stream.store.path: stream.store for stream in streams.values()}.values())
     files = _keep(amended, stores)
     use = _use(amended, stores)
-    if arguments.json:
-        facts = facts_of(amended, summarize(amended, streams=streams))
-        print_json({**facts, "parent": plan.fingerprint, "kept_in": files, "use": use})
-        return None
-    amendment = amended.amendments[-1]
-    print(f"plan {amended.fingerprint} amends {plan.fingerprint} {amendment}")
-    print(*(f"  kept in {file}" for file in files), sep="\n")
-    print(f"a run goes on with it from any state at position {amendment.at:,} or before:")
-    print(*(f"  {line}" for line in use), "", sep="\n")
-    return describe(amended, streams=streams, as_json=False)
+    if not arguments.json:
+        amendment = amended.amendments[-1]
+        print(f"plan {amended.fingerprint} amends {plan.fingerprint} {amendment}")
+        print(*(f"  kept in {file}" for file in files), sep="\n")
+        print(f"a run goes on with it from any state at position {amendment.at:,} or before:")
+        print(*(f"  {line}" for line in use), "", sep="\n")
+    more = {"parent": plan.fingerprint, "kept_in": files, "use": use}
+    describe(amended, stores, more=more, as_json=arguments.json)
 
 
 def _plan_and_position(arguments: argparse.Namespace) -> tuple[bw.Plan, int | None]:
@@ -165,12 +162,10 @@ def _to_add(given: list[str] | None) -> dict[str, str]:
     added: dict[str, str] = {}
     for text in given or ():
         pair = named_store(text)
-        if pair is None:
-            raise SpecError(f"{text} has no name", parameter="add", remedy=f"--add NAME={text}")
-        name, path = pair
-        if name in added:
-            raise SpecError(f"two stores are called {name!r}", parameter="add", remedy=f"--add NAME={path}")
-        added[name] = path
+        if pair is None or pair[0] in added:
+            what = f"{text} has no name, or that of another store"
+            raise SpecError(what, parameter="add", remedy=f"--add NAME={text}")
+        added[pair[0]] = pair[1]
     return added
 
 

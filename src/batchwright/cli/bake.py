@@ -21,11 +21,13 @@ code: run only files that you trust. A recipe without a tokenize step gives a bu
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import sys
 import traceback
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -258,30 +260,25 @@ def _options(given: list[str] | None, named: Iterable[str | None]) -> dict[str |
 
 
 def _option_value(text: str) -> Any:
-    """
+    """A value as in JSON, or else the text.
+
     >>> _option_value(";"), _option_value("true"), _option_value("12")
     (';', True, 12)
     """
-    if text in ("true", "false"):
-        return text == "true"
-    if text == "null":
-        return None
-    if re.fullmatch(r"-?\d+", text):
-        return int(text)
-    return text.replace("\\t", "\t")
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text.replace("\\t", "\t")
 
 
 def _quantity(text: str | None) -> int | float | None:
     if text is None:
         return None
-    if re.fullmatch(r"[\d_]+", text):
-        return int(text)
-    try:
-        return float(text)
-    except ValueError:
-        raise SpecError(
-            f"--quantity {text} is neither a number of rows nor a share", parameter="quantity", remedy="10000, or 0.1"
-        ) from None
+    for number in (int, float):
+        with suppress(ValueError):
+            return number(text)
+    what = f"--quantity {text} is neither a number of rows nor a share"
+    raise SpecError(what, parameter="quantity", remedy="10000, or 0.1")
 
 
 def _recipe_of_file(arguments: argparse.Namespace) -> bw.DatasetRecipe:

@@ -46,15 +46,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    from batchwright.cli.plan import describe, streams_of
+    from batchwright.cli.plan_words import describe
     from batchwright.order.plan_file import state_in
     from batchwright.store.plans import find_plan
 
     if is_buffer(arguments.store):
         _describe_buffer(arguments)
     elif arguments.plan is not None:
-        plan = find_plan(arguments.store, arguments.plan)
-        describe(plan, streams=streams_of(arguments.store, plan), as_json=arguments.json)
+        describe(find_plan(arguments.store, arguments.plan), arguments.store, as_json=arguments.json)
     elif Path(arguments.store).is_file():
         state = state_in(arguments.store)
         if state is not None:

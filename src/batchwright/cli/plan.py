@@ -19,22 +19,16 @@ rows: steps times the batch size.
 from __future__ import annotations
 
 import argparse
-from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import batchwright as bw
 from batchwright.base.checks import local_path
-from batchwright.base.errors import BatchwrightError, PlanError, SpecError
+from batchwright.base.errors import PlanError, SpecError
 from batchwright.cli.output import add_json, number, print_facts, printable, table
 from batchwright.cli.values import add_settings, count, named_store, refuse_settings, settings_given
 
-if TYPE_CHECKING:
-    from batchwright.cli.plan_summary import PlanSummary
-    from batchwright.store import TokenStream
-
-__all__ = ["EXAMPLES", "SUMMARY", "add_arguments", "describe", "facts_of", "run", "streams_of"]
+__all__ = ["EXAMPLES", "SUMMARY", "add_arguments", "run"]
 
 SUMMARY = "epochs, shares, tokens and steps of a run, before it starts"
 
@@ -66,6 +60,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
+    from batchwright.cli.plan_words import describe
+
     if arguments.target[0] == "forget" and not Path("forget").exists():
         return _forget(arguments)
     sources = _named(arguments.target)
@@ -74,8 +70,7 @@ def run(arguments: argparse.Namespace) -> None:
         return _list(arguments.target[0], as_json=arguments.json)
     if arguments.save is not None:
         _save(plan, local_path(save=arguments.save))
-    streams = streams_of(sources or arguments.target[0], plan)
-    return describe(plan, epochs=arguments.epochs, streams=streams, as_json=arguments.json)
+    return describe(plan, sources or arguments.target[0], epochs=arguments.epochs, as_json=arguments.json)
 
 
 def _plan_of(arguments: argparse.Namespace, sources: dict[str, str] | None) -> bw.Plan | None:
@@ -92,9 +87,7 @@ def _plan_of(arguments: argparse.Namespace, sources: dict[str, str] | None) -> b
     if settings_given(arguments):
         return plan_of_settings(bw.Store(store), arguments)
     if arguments.save is not None:
-        raise SpecError(
-            "which plan is --save for?", parameter="save", remedy="--chunk-size and other settings, or PLAN"
-        )
+        raise SpecError("which plan is --save for?", parameter="save", remedy="--chunk-size and more, or PLAN")
     return None
 
 
@@ -115,31 +108,6 @@ def _named(target: list[str]) -> dict[str, str] | None:
             raise SpecError(f"two stores are called {name!r}", parameter="STORE", remedy="rename one")
         found[name] = path
     return found
-
-
-def streams_of(where: Any, plan: bw.Plan) -> dict[str, TokenStream] | None:
-    """The streams that can say more of a plan's rows, where there is more to say, and they are still in their place."""
-    from batchwright.store.plans import streams_for_plan
-
-    if not any(source.rows for source in plan.all_sources):
-        return None
-    with suppress(BatchwrightError):
-        return streams_for_plan(where, plan)
-    return None
-
-
-def describe(
-    plan: bw.Plan, *, epochs: int | None = None, streams: dict[str, TokenStream] | None = None, as_json: bool
-) -> None:
-    from batchwright.cli.plan_summary import summarize
-    from batchwright.cli.plan_words import render
-
-    summary = summarize(plan, epochs=epochs, streams=streams)
-    print_facts(facts_of(plan, summary), [render(plan, summary)], as_json=as_json)
-
-
-def facts_of(plan: bw.Plan, summary: PlanSummary) -> dict[str, Any]:
-    return {**asdict(summary), "plan": plan.spec(), "runs": plan.runs}
 
 
 def _save(plan: bw.Plan, path: Path) -> None:
@@ -166,12 +134,15 @@ def _list(path: str, *, as_json: bool) -> None:
 
     store = bw.Store(path)
     plans = list_plans(store.path)
-    facts = {"store": str(store.path), "plans": [_line_as_json(plan) for plan in plans]}
-    text = f"no plans are kept with {store.path}: opening a loader keeps one; --chunk-size asks for one beforehand"
+    listed = [
+        {"fingerprint": plan.fingerprint, "lineage": plan.lineage, "plan": plan.spec(), "runs": plan.runs}
+        for plan in plans
+    ]
+    text = f"no plans are kept with {store.path}: a loader keeps its plan; --chunk-size describes one beforehand"
     if plans:
         left = ["plan", "sources", "batch sizes", "amends"]
         text = table([_cells(plan) for plan in plans], left=left, optional=["amends"])
-    print_facts(facts, [text], as_json=as_json)
+    print_facts({"store": str(store.path), "plans": listed}, [text], as_json=as_json)
 
 
 def _cells(plan: bw.Plan) -> dict[str, Any]:
@@ -194,7 +165,3 @@ def _sources(plan: bw.Plan) -> str:
     if len(plan.schedule) > 1:
         said += " in the end"
     return said
-
-
-def _line_as_json(plan: bw.Plan) -> dict[str, object]:
-    return {"fingerprint": plan.fingerprint, "lineage": plan.lineage, "plan": plan.spec(), "runs": plan.runs}

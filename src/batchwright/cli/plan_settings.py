@@ -25,6 +25,7 @@ __all__ = ["holds_conversations", "plan_of_settings"]
 
 _OF_CONVERSATIONS = ("max_length", "loss", "truncation")
 _OF_TEXT = ("chunk_size", "lanes", "recut")
+_INSTEAD = {"chunk_size": "--max-length 2048", "max_length": "--chunk-size 2048"}
 
 
 def _asked_of(arguments: argparse.Namespace) -> Asked:
@@ -88,7 +89,7 @@ def _refuse_unused(stores: Mapping[str, Store], arguments: argparse.Namespace, *
         if value is not None:
             flag, content = flag_of(name, value), "conversations" if True in kinds else "plain text"
             what = f"{flag} means nothing here: {first.path} holds {content}"
-            raise SpecError(what, parameter=name, remedy=f"leave out {flag}")
+            raise SpecError(what, parameter=name, remedy=_INSTEAD.get(name, f"leave out {flag}"))
     if True in kinds and arguments.max_length is None:
         raise SpecError("how long may a conversation be?", parameter="max_length", remedy="--max-length 2048")
     if False in kinds and arguments.chunk_size is None:

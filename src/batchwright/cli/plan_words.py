@@ -1,20 +1,43 @@
-"""The summary of a plan as `batchwright plan` prints it."""
+"""A plan as `batchwright plan` prints it: its summary in words, or as JSON."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict
 from itertools import pairwise
+from typing import Any
 
+from batchwright.base.errors import BatchwrightError
 from batchwright.base.words import counted, listed
-from batchwright.cli.output import number, percent, printable, table
-from batchwright.cli.plan_summary import CapSummary, PlanSummary, SourceSummary
+from batchwright.cli.output import number, percent, print_facts, printable, table
+from batchwright.cli.plan_summary import CapSummary, PlanSummary, SourceSummary, summarize
 from batchwright.order.plan import Plan, PlanSource
 from batchwright.order.plan_text import MANY_EPOCHS
+from batchwright.store import TokenStream
+from batchwright.store.plans import streams_for_plan
 
-__all__ = ["render"]
+__all__ = ["describe", "render"]
 
 _SOURCES_SHOWN = 6
 _MIXES_SHOWN = 8
+
+
+def describe(
+    plan: Plan, where: Any = None, *, epochs: int | None = None, more: Mapping[str, Any] | None = None, as_json: bool
+) -> None:
+    """Print a plan. `where` is what `streams_for_plan` takes; `more` is for the JSON alone."""
+    summary = summarize(plan, epochs=epochs, streams=_streams(where, plan))
+    facts = {**asdict(summary), "plan": plan.spec(), "runs": plan.runs, **(more or {})}
+    print_facts(facts, [render(plan, summary)], as_json=as_json)
+
+
+def _streams(where: Any, plan: Plan) -> dict[str, TokenStream] | None:
+    """The streams of rows of whole documents, if they are still in their place: they tell what was left out."""
+    if where is not None and _has_documents(plan):
+        with suppress(BatchwrightError):
+            return streams_for_plan(where, plan)
+    return None
 
 
 def render(plan: Plan, summary: PlanSummary) -> str:

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
+import batchwright as bw
 from batchwright.base.errors import SpecError
 from batchwright.batches.settings import SETTINGS, Setting
 
@@ -38,9 +39,6 @@ __all__ = [
 _MULTIPLES = {"k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
 
 T = TypeVar("T")
-
-Segment = tuple[int, Mapping[str, float]]
-"""A position, and the weights from there on."""
 
 
 def whole_number(text: str) -> int:
@@ -148,10 +146,6 @@ class WeightsFrom(NamedTuple):
     last: int | None
     weights: dict[str, float]
 
-    @property
-    def parameter(self) -> str:
-        return "weights" if self.last is None else "ramp"
-
 
 def weights_from(text: str) -> WeightsFrom:
     """
@@ -196,46 +190,32 @@ def schedule_of(
         return None
     if len(entries) == 1 and entries[0].first is None:
         return entries[0].weights
-    segments: list[Segment] = []
+    placed = [(at if entry.first is None else entry.first, entry) for entry in entries]
+    segments: list[tuple[int, Mapping[str, float]]] = []
     end_of_ramp = 0
-    for first, entry in _in_order(entries, at):
+    for first, entry in sorted(placed, key=lambda pair: (pair[0], pair[1].last is not None)):
         if first < end_of_ramp:
             raise SpecError(
                 f"weights from position {first:,} fall into the ramp that ends at {end_of_ramp:,}",
-                parameter=entry.parameter,
+                parameter="weights",
                 remedy=f"position {end_of_ramp} or more",
             )
         if entry.last is None:
             segments.append((first, entry.weights))
-        else:
-            end_of_ramp = entry.last
-            segments = _with_ramp(segments, before, first, end_of_ramp, entry.weights)
+            continue
+        if segments:
+            start, before = segments[-1]
+            if start == first:  # the ramp begins with these
+                segments.pop()
+        if before is None:
+            raise SpecError(
+                f"the ramp from position {first:,} has no weights to begin with",
+                parameter="ramp",
+                remedy=f"--weights {'' if first else '0:'}NAME=W,... for what holds before",
+            )
+        segments += bw.ramp(before, entry.weights, first=first, last=entry.last)
+        end_of_ramp = entry.last
     return segments
-
-
-def _with_ramp(
-    segments: list[Segment], before: Mapping[str, float] | None, first: int, last: int, goal: Mapping[str, float]
-) -> list[Segment]:
-    """The segments, then a ramp that begins with the weights of the last segment."""
-    from batchwright.loaders.weights import ramp
-
-    if segments:
-        start, before = segments[-1]
-        if start == first:  # the ramp begins with these
-            segments = segments[:-1]
-    if before is None:
-        raise SpecError(
-            f"the ramp from position {first:,} has no weights to begin with",
-            parameter="ramp",
-            remedy=f"--weights {'' if first else '0:'}NAME=W,... for what holds before",
-        )
-    return [*segments, *ramp(before, goal, first=first, last=last)]
-
-
-def _in_order(entries: Sequence[WeightsFrom], at: int) -> list[tuple[int, WeightsFrom]]:
-    """Entries by position. Those without one begin at `at`; a ramp comes after weights at the same position."""
-    placed = [(at if entry.first is None else entry.first, entry) for entry in entries]
-    return sorted(placed, key=lambda pair: (pair[0], pair[1].parameter == "ramp"))
 
 
 def number_range(text: str) -> tuple[int, int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import batchwright as bw
 from batchwright.base.checks import local_path
 from batchwright.base.errors import StoreError
 from batchwright.base.words import bytes_in_words, counted
-from batchwright.cli.output import add_json, print_json
+from batchwright.cli.output import add_json, print_facts, print_json
 from batchwright.cli.values import is_buffer
 
 __all__ = ["EXAMPLES", "SUMMARY", "add_arguments", "run"]
@@ -48,25 +49,24 @@ def run(arguments: argparse.Namespace) -> int:
         current_version(root)  # raises, with what it is instead
     versions = list_versions(root) if arguments.all else [arguments.version]
     answers = [_verify(root, version) for version in versions]
-    num_damaged = sum(len(answer["damaged"]) for answer in answers)
-    if arguments.json:
-        print_json({"store": str(root), "ok": not num_damaged, "versions": answers})
-    else:
-        _print(root, answers, num_damaged)
-    return int(num_damaged > 0)
+    damaged = [answer for answer in answers if answer["damaged"]]
+    print_facts(
+        {"store": str(root), "ok": not damaged, "versions": answers}, _lines(root, answers), as_json=arguments.json
+    )
+    if damaged and not arguments.json:
+        num_files = sum(len(answer["damaged"]) for answer in damaged)
+        print(f"batchwright: {root} is damaged: {counted(num_files, 'file')}", file=sys.stderr)
+        print(f"  try        {damaged[0]['remedy']}", file=sys.stderr)
+    return int(bool(damaged))
 
 
-def _print(root: Path, answers: list[dict[str, Any]], num_damaged: int) -> None:
+def _lines(root: Path, answers: list[dict[str, Any]]) -> Iterator[str]:
     for answer in answers:
         for damage in answer["damaged"]:
-            print(f"{damage['file']}: {damage['what']}")
-    for answer in answers:
+            yield f"{damage['file']}: {damage['what']}"
         if not answer["damaged"]:
             size = f"{counted(answer['num_shards'], 'shard')}, {bytes_in_words(answer['num_bytes'])}"
-            print(f"{root} version {answer['version']}: whole ({size})")
-    if num_damaged:
-        print(f"batchwright: {root} is damaged: {counted(num_damaged, 'file')}", file=sys.stderr)
-        print(f"  try        {next(a['remedy'] for a in answers if a['damaged'])}", file=sys.stderr)
+            yield f"{root} version {answer['version']}: whole ({size})"
 
 
 def _verify_buffer(root: Path, *, as_json: bool) -> int:

@@ -37,11 +37,6 @@ SPECIAL = ("<|im_start|>", "<|im_end|>", "<|pad|>")
 
 FORGETFUL = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}\n{% endfor %}"
 """A template without an end of turn."""
-SYSTEMLESS = (
-    "{% for m in messages %}{% if m.role != 'system' %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
-    "{% endif %}{% endfor %}"
-)
-"""A template that drops system messages."""
 
 
 def _tell(folder: Path, steps: int) -> None:
@@ -50,7 +45,7 @@ def _tell(folder: Path, steps: int) -> None:
     good = list(_conversations())
     tokenizer = _train_tokenizer(folder, good)
     _catch_bad_rows(folder, good, tokenizer)
-    _catch_bad_templates(folder, good, tokenizer)
+    _catch_bad_template(folder, good, tokenizer)
     _train_on_answers(folder, tokenizer, steps)
 
 
@@ -181,26 +176,19 @@ def _catch_bad_rows(folder: Path, good: list[dict[str, Any]], tokenizer: Path) -
     say(f"All {len(planted)} were found, each at its line; the exit code is {code}.")
 
 
-# 2. Bad templates
+# 2. A bad template
 
 
-def _catch_bad_templates(folder: Path, good: list[dict[str, Any]], tokenizer: Path) -> None:
+def _catch_bad_template(folder: Path, good: list[dict[str, Any]], tokenizer: Path) -> None:
     head(2, "The conversations are good now, and the template is not")
     path = _write(folder / "good.jsonl", [json.dumps(row) for row in good])
-    forgets = _write(folder / "forgets.jinja", [FORGETFUL])
-    systemless = _write(folder / "systemless.jinja", [SYSTEMLESS])
-    for template, kind in (
-        ("llama-3", "marker is not a token"),
-        (forgets, "end of turn"),
-        (systemless, "dropped by the template"),
-    ):
-        code, printed = _doctor(path, tokenizer, template)
-        _, mark, rest = printed.partition(f"FAILED  {kind}")
-        expect(code == 1 and bool(mark), f"{kind!r} was not found")
-        headline, *details = (mark + rest).splitlines()
-        _say_finding(headline)
-        for line in itertools.takewhile(lambda line: line.startswith(" "), details[:2]):
-            _say_finding(line)
+    code, printed = _doctor(path, tokenizer, _write(folder / "forgets.jinja", [FORGETFUL]))
+    _, mark, rest = printed.partition("FAILED  end of turn")
+    expect(code == 1 and bool(mark), "'end of turn' was not found")
+    headline, *details = (mark + rest).splitlines()
+    _say_finding(headline)
+    for line in itertools.takewhile(lambda line: line.startswith(" "), details[:2]):
+        _say_finding(line)
     say()
     say("A loader refuses the same, before its first batch:")
     try:
