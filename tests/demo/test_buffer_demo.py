@@ -10,7 +10,7 @@ import pytest
 
 import batchwright as bw
 from batchwright.demo import buffer as demo_buffer
-from batchwright.demo.hardest import losses_and_gradients, pictures
+from batchwright.demo.buffer import losses_and_gradients, pictures
 from batchwright.demo.harness import NotAsExpected
 from batchwright.demo.model import layers
 

@@ -26,7 +26,7 @@ from batchwright.cli.output import add_json, indented, lines_in_words, print_jso
 from batchwright.cli.values import add_settings, count, is_buffer, refuse_settings, settings_given, whole_number
 
 if TYPE_CHECKING:
-    from batchwright.store.stream import StoredDocument, TokenStream
+    from batchwright.store.stream import TokenStream
 
 __all__ = ["EXAMPLES", "SUMMARY", "add_arguments", "run"]
 
@@ -108,37 +108,18 @@ def _documents(store: bw.Store, arguments: argparse.Namespace) -> None:
     is_text = "chat" not in store.manifest.tokenizer
     for flag in settings_given(arguments):
         if is_text and flag != "--split":
-            remedy = f"leave out {flag}"
-            raise SpecError(f"{flag} means nothing here: {store.path} holds plain text", remedy=remedy)
-    if not is_text or arguments.html is not None:
+            what = f"{flag} means nothing here: {store.path} holds plain text"
+            raise SpecError(what, remedy=f"leave out {flag}")
+    if not is_text or arguments.html is not None or arguments.json:
         _trained_documents(store, found, arguments)
         return
-    read = [(number, stream.document(number_in_stream)) for number, stream, number_in_stream in found]
-    if arguments.json:
-        facts = [_document_as_json(store, number, document, arguments) for number, document in read]
-        print_json({"store": str(store.path), "documents": facts})
-        return
-    for number, document in read:
+    for number, stream, number_in_stream in found:
+        document = stream.document(number_in_stream)
         print(
             f"document {number:,}: {printable(document.source)} ({document.split}), {printable(document.file)}, "
             f"row {document.row:,}, {counted(len(document.tokens), 'token')}"
         )
         print(indented(_content(store, document.tokens, arguments), "  | "))
-
-
-def _document_as_json(
-    store: bw.Store, number: int, document: StoredDocument, arguments: argparse.Namespace
-) -> dict[str, Any]:
-    facts = _document_facts(number, document)
-    facts |= {"num_tokens": len(document.tokens), "text": store.decode(document.tokens)}
-    if arguments.ids:
-        facts["ids"] = document.tokens
-    return facts
-
-
-def _document_facts(number: int, document: StoredDocument) -> dict[str, Any]:
-    """The place of a document: in its store, and in the raw files."""
-    return {"document": number, **{name: getattr(document, name) for name in ("source", "split", "file", "row")}}
 
 
 def _chosen(store: bw.Store, arguments: argparse.Namespace) -> Iterator[Found]:
@@ -171,15 +152,17 @@ def _trained_documents(store: bw.Store, found: list[Found], arguments: argparse.
     documents, rows = [], []
     for number, stream, number_in_stream in found:
         document = stream.document(number_in_stream)
+        place = {name: getattr(document, name) for name in ("source", "split", "file", "row")}
         words = f"document {number:,}: {document.file}, row {document.row:,}"
         for row in rows_of_document(stream, number_in_stream, words, arguments.loss):
             rows.append(row)
-            facts = _document_facts(number, document) | {"side": row.side, "num_tokens": len(row.tokens)}
+            facts = {"document": number, **place, "side": row.side, "num_tokens": len(row.tokens)}
             facts |= {"num_trained": int((row.weight != 0).sum()), "text": store.decode(row.tokens)}
             documents.append(facts)
             if arguments.ids:
-                role = [ROLES[role] for role in row.role.tolist()]
-                facts |= {"ids": row.tokens, "loss_mask": row.weight, "role": role}
+                facts |= {"ids": row.tokens, "loss_mask": row.weight}
+            if arguments.ids and stream.has_spans:
+                facts["role"] = [ROLES[role] for role in row.role.tolist()]
     if arguments.json:
         print_json({"store": str(store.path), "documents": documents})
     else:
@@ -306,9 +289,8 @@ def _positions(first: int, last: int) -> str:
 def _piece_in_words(piece: bw.TraceRecord) -> str:
     start, stop = piece.document_span
     begins = "begins" if start == 0 else "continues"
-    return (
-        f"{printable(piece.file)}, row {piece.row:,} {begins}: tokens {start:,}-{stop:,}{lines_in_words(piece.lines)}"
-    )
+    tokens = f"tokens {start:,}-{stop:,}{lines_in_words(piece.lines)}"
+    return f"{printable(piece.file)}, row {piece.row:,} {begins}: {tokens}"
 
 
 def _content(store: bw.Store, tokens: Any, arguments: argparse.Namespace, text: str | None = None) -> str:

@@ -17,14 +17,33 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 import batchwright as bw
-from batchwright.demo.hardest import BATCH_ROWS, ROWS, after_epoch, train
-from batchwright.demo.harness import Demo, Report, expect, follow, head, say, show_verb
-from batchwright.demo.model import CHECKPOINT
+from batchwright.demo.harness import Demo, Report, expect, follow, head, report, say, show_verb
+from batchwright.demo.model import CHECKPOINT, Weights, classified, digest_of, layers, resumed, write_checkpoint
 
-__all__ = ["main"]
+__all__ = ["losses_and_gradients", "main", "pictures", "train"]
 
+ROWS = 4000
+FRESH_ROWS = ROWS // 2
+BATCH_ROWS = 80
+TEST_ROWS = 2000
+LEARNING_RATE = 0.007
+CHECKPOINT_STEPS = 8
+
+FONT = """\
+01110 00100 01110 11111 00010 11111 00110 11111 01110 01110
+10001 01100 10001 00010 00110 10000 01000 00001 10001 10001
+10011 00100 00001 00100 01010 11110 10000 00010 10001 10001
+10101 00100 00010 00010 10010 00001 11110 00100 01110 01111
+11001 00100 00100 00001 11111 00001 10001 01000 10001 00001
+10001 00100 01000 10001 00010 10001 10001 01000 10001 00010
+01110 01110 11111 01110 00010 01110 01110 01000 01110 01100"""
+HEIGHT, WIDTH = 9, 7
+"""A digit has 7 x 5 dots, anywhere in its picture."""
+HIDDEN = 64
+LARGEST_NOISE = 0.9
 KILL_EPOCH, KILL_STEP = 2, 12
 """Early: a pipe holds the reports of 30 steps, so the process may be that far ahead of what was read."""
 STEPS = ROWS // BATCH_ROWS
@@ -142,7 +161,7 @@ def _find_new_rows(run: _Run) -> None:
     before, after = run.accuracy[SCRAPE_EPOCH - 1], run.accuracy[SCRAPE_EPOCH]
     expect(after < before - 0.05, f"accuracy went from {before:.3f} to {after:.3f}")
     say(f"Accuracy fell from {100 * before:.1f} % to {100 * after:.1f} %.")
-    older, newer = after_epoch(SCRAPE_EPOCH - 1), after_epoch(SCRAPE_EPOCH)
+    older, newer = _after_epoch(SCRAPE_EPOCH - 1), _after_epoch(SCRAPE_EPOCH)
     with bw.DatasetBuffer(path=run.buffer, read_only=True) as buffer:
         diff = buffer.diff(older, newer)
         say()
@@ -169,10 +188,10 @@ def _counts(origins: Counter[str]) -> str:
 
 
 def _roll_back(run: _Run) -> None:
-    version = after_epoch(SCRAPE_EPOCH - 1)
+    version = _after_epoch(SCRAPE_EPOCH - 1)
     head(3, f'buffer.rollback("{version}"), and on without them')
     with bw.DatasetBuffer(path=run.buffer) as buffer:
-        planted = set(buffer.diff(version, after_epoch(SCRAPE_EPOCH)).added.tolist())
+        planted = set(buffer.diff(version, _after_epoch(SCRAPE_EPOCH)).added.tolist())
         began = time.perf_counter()
         buffer.rollback(version)
         took = f"{1000 * (time.perf_counter() - began):.1f} ms"
@@ -184,15 +203,112 @@ def _roll_back(run: _Run) -> None:
     run.watch(LAST_EPOCH, again=AGAIN)
     with bw.DatasetBuffer(path=run.buffer, read_only=True) as buffer:
         left = planted & set(buffer.ids.tolist())
-        stored = planted & set(buffer.at(after_epoch(SCRAPE_EPOCH)).ids.tolist())
+        stored = planted & set(buffer.at(_after_epoch(SCRAPE_EPOCH)).ids.tolist())
     expect(not left and stored == planted, f"{len(left)} rows of scrape-2 are left, {len(stored)} in their version")
     expect(run.accuracy[LAST_EPOCH] > run.accuracy[SCRAPE_EPOCH - 1] > spoiled, f"accuracy: {run.accuracy}")
     say(
         f"Epoch {SCRAPE_EPOCH} with other rows: {100 * run.accuracy[SCRAPE_EPOCH]:.1f} % instead of "
         f"{100 * spoiled:.1f} %. The rows of scrape-2 are gone, and none of their ids was used again; "
-        f'buffer.at("{after_epoch(SCRAPE_EPOCH)}") still has them.',
+        f'buffer.at("{_after_epoch(SCRAPE_EPOCH)}") still has them.',
         hang=0,
     )
+
+
+# The process that trains
+
+
+def train(buffer: str, folder: str, epochs: int, *, scrape: int | None = None, again: str = "") -> None:
+    """Train up to an epoch, from the checkpoint in `folder` if there is one.
+
+    The fresh rows of epoch `scrape` are mislabelled. `again` marks the versions of epochs that are done once more.
+    """
+    with bw.DatasetBuffer(path=buffer) as opened:
+        _train(opened, Path(folder), epochs, scrape, again)
+
+
+def _train(buffer: bw.DatasetBuffer, folder: Path, epochs: int, scrape: int | None, again: str) -> None:
+    path, test = folder / CHECKPOINT, pictures(TEST_ROWS, seed=1_000_000)
+    run = resumed(path, layers(np.random.default_rng(0), HEIGHT * WIDTH, HIDDEN, 10))
+    run.loader = run.loader or {"epoch": 1, "state": None}
+    for epoch in range(run.loader["epoch"], epochs + 1):
+        committed = [version.name for version in buffer.versions()]
+        begin = f"epoch {epoch}{again}"
+        if begin not in committed:
+            _bring_rows(buffer, epoch, is_scrape=epoch == scrape)
+            buffer.commit(begin)
+        # Losses are written back while this reads: it reads the version that was committed, and can resume there.
+        loader = buffer.at(begin).loader(batch_size=BATCH_ROWS, seed=epoch, rank=0, world_size=1)
+        if run.loader["state"] is not None:
+            loader.load_state_dict(run.loader["state"])
+        report(epoch=epoch, from_step=loader.step, rows=len(buffer))
+        for batch in loader.get_iterator():
+            losses, gradients = losses_and_gradients(run.weights, batch)
+            run.adam.update(run.weights, gradients, rate=LEARNING_RATE)
+            buffer.set(batch.ids, loss=losses)
+            report(epoch=epoch, step=loader.step, number=buffer.number, ids=batch.ids.tolist(), losses=losses.tolist())
+            if loader.step % CHECKPOINT_STEPS == 0:
+                run.loader = {"epoch": epoch, "state": loader.state_dict()}
+                write_checkpoint(path, run)
+        if _after_epoch(epoch) + again not in committed:
+            buffer.commit(_after_epoch(epoch) + again)
+        run.loader = {"epoch": epoch + 1, "state": None}
+        write_checkpoint(folder / f"{_after_epoch(epoch)}{again}.npz", run)
+        write_checkpoint(path, run)
+        loss = float(buffer.to_numpy()["loss"].mean())
+        report(epoch=epoch, accuracy=_accuracy(run.weights, test), loss=loss, rows=len(buffer))
+    report(content=buffer.content_fingerprint(), weights=digest_of(run.weights))
+
+
+def _after_epoch(epoch: int) -> str:
+    return f"after epoch {epoch}"
+
+
+def _bring_rows(buffer: bw.DatasetBuffer, epoch: int, *, is_scrape: bool) -> None:
+    """The rows of an epoch. A process that was killed after it wrote them does not write them again."""
+    origin = f"fresh for epoch {epoch}"
+    if is_scrape:
+        origin = "scrape-2"
+    elif epoch == 1:
+        origin = "scrape-1"
+    if len(buffer) and buffer.provenance([-1])["origin"][0].as_py() == origin:
+        return
+    if epoch == 1:
+        buffer.extend(pictures(ROWS, seed=1), origin=origin)
+        return
+    fresh = pictures(FRESH_ROWS, seed=epoch, mislabelled=is_scrape)
+    buffer.extend(fresh, retain_prior=0.5, retain_prior_by="-loss", origin=origin)
+
+
+def pictures(count: int, *, seed: int, mislabelled: bool = False) -> dict[str, NDArray[Any]]:
+    """Noisy pictures of digits, and the digits. The label of a mislabelled one is the next digit."""
+    random = np.random.default_rng(seed)
+    label = random.integers(0, 10, count)
+    pixels = np.zeros((count, HEIGHT, WIDTH), np.float32)
+    glyphs = np.array([[list(map(int, line.split()[digit])) for line in FONT.split("\n")] for digit in range(10)])
+    top, left = random.integers(0, HEIGHT - 6, count), random.integers(0, WIDTH - 4, count)
+    for number in range(count):
+        pixels[number, top[number] : top[number] + 7, left[number] : left[number] + 5] = glyphs[label[number]]
+    noise = random.uniform(0.1, LARGEST_NOISE, count).astype(np.float32)  # some pictures are harder than others
+    pixels += random.standard_normal(pixels.shape).astype(np.float32) * noise[:, None, None]
+    if mislabelled:
+        label = (label + 1) % 10
+    return {"pixels": pixels, "label": label}
+
+
+def losses_and_gradients(weights: Weights, columns: Any) -> tuple[NDArray[np.float32], Weights]:
+    """Cross-entropy of each row in nats, and the gradient of its mean by every weight."""
+    pixels, labels = columns["pixels"], columns["label"]
+    everything = np.ones(len(labels), weights["hidden"].dtype)
+    losses, gradients, _ = classified(weights, pixels.reshape(len(pixels), -1), labels, everything)
+    return losses, gradients
+
+
+def _accuracy(weights: Weights, columns: dict[str, NDArray[Any]]) -> float:
+    """The share of pictures that are classified correctly."""
+    inputs = columns["pixels"].reshape(len(columns["label"]), -1)
+    hidden = np.maximum(inputs @ weights["hidden"] + weights["hidden_bias"], 0)
+    found = (hidden @ weights["output"] + weights["output_bias"]).argmax(axis=1)
+    return float((found == columns["label"]).mean())
 
 
 if __name__ == "__main__":

@@ -26,20 +26,8 @@ from batchwright.cli.main import main as batchwright
 from batchwright.demo import ONE_THREAD
 
 __all__ = [
-    "COLUMNS",
-    "Demo",
-    "LiveLine",
-    "NotAsExpected",
-    "expect",
-    "follow",
-    "head",
-    "near",
-    "printed_by",
-    "process",
-    "report",
-    "say",
-    "show_pieces",
-    "show_verb",
+    *("COLUMNS", "Demo", "LiveLine", "NotAsExpected", "expect", "follow", "head", "near", "printed_by", "process"),
+    *("report", "say", "show_pieces", "show_verb"),
 ]
 
 COLUMNS = 100

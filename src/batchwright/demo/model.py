@@ -20,18 +20,8 @@ from numpy.typing import NDArray
 from batchwright.base.files import write_whole
 
 __all__ = [
-    "CHECKPOINT",
-    "Adam",
-    "Checkpoint",
-    "Weights",
-    "classified",
-    "digest_of",
-    "layers",
-    "loss_and_gradients",
-    "new_weights",
-    "read_checkpoint",
-    "row_losses_and_gradients",
-    "token_losses_and_gradients",
+    *("CHECKPOINT", "Adam", "Checkpoint", "Weights", "classified", "digest_of", "layers", "loss_and_gradients"),
+    *("new_weights", "read_checkpoint", "resumed", "row_losses_and_gradients", "token_losses_and_gradients"),
     "write_checkpoint",
 ]
 
@@ -194,6 +184,13 @@ def read_checkpoint(path: Path) -> Checkpoint:
             if name:
                 parts[part][name] = arrays[key]
     return Checkpoint(parts["weights"], Adam(numbers["num_updates"], parts["mean"], parts["square"]), numbers["loader"])
+
+
+def resumed(path: Path, weights: Weights) -> Checkpoint:
+    """The checkpoint in a file, or the beginning of a run with these weights."""
+    if path.exists():
+        return read_checkpoint(path)
+    return Checkpoint(weights, Adam(), {})
 
 
 def digest_of(weights: Weights) -> str:

@@ -15,27 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import batchwright as bw
+from batchwright.demo import model
 from batchwright.demo.harness import LiveLine, Report, expect, follow, report, say
-from batchwright.demo.model import (
-    CHECKPOINT,
-    Adam,
-    Checkpoint,
-    digest_of,
-    new_weights,
-    read_checkpoint,
-    row_losses_and_gradients,
-    write_checkpoint,
-)
+from batchwright.demo.model import CHECKPOINT, Checkpoint, digest_of, read_checkpoint, resumed, write_checkpoint
 
 __all__ = [
-    "BATCH_ROWS",
-    "ROW_TOKENS",
-    "TrainingRun",
-    "bake_library",
-    "expect_equal",
-    "expect_equal_weights",
-    "kept_checkpoint",
-    "train",
+    *("BATCH_ROWS", "ROW_TOKENS", "TrainingRun", "bake_library", "expect_equal", "expect_equal_weights"),
+    *("kept_checkpoint", "train"),
 ]
 
 BATCH_ROWS = 8
@@ -72,22 +58,19 @@ def train(
         store, **{"batch_size": BATCH_ROWS, **settings}, epochs=None, framework="numpy", rank=0, world_size=1
     )
     path = Path(folder) / CHECKPOINT
-    if path.exists():
-        checkpoint = read_checkpoint(path)
-        weights, adam = checkpoint.weights, checkpoint.adam
-        loader.load_state_dict(checkpoint.loader)
-    else:
-        weights, adam = new_weights(loader.store.vocab_size), Adam()
-    started, first_step = time.perf_counter(), adam.num_updates
+    run = resumed(path, model.new_weights(loader.store.vocab_size))
+    if run.loader:
+        loader.load_state_dict(run.loader)
+    started, first_step = time.perf_counter(), run.adam.num_updates
     for step in range(first_step, num_steps):
         batch = loader.get_batch()
-        losses, gradients = row_losses_and_gradients(weights, batch.input_ids, batch.targets)
-        adam.update(weights, gradients, rate=_learning_rate(step, num_steps))
+        losses, gradients = model.row_losses_and_gradients(run.weights, batch.input_ids, batch.targets)
+        run.adam.update(run.weights, gradients, rate=_learning_rate(step, num_steps))
         if (step + 1) % checkpoint_steps == 0 or step + 1 == num_steps:
-            checkpoint = Checkpoint(weights, adam, loader.state_dict())
-            write_checkpoint(path, checkpoint)
+            run.loader = loader.state_dict()
+            write_checkpoint(path, run)
             if keep_all:
-                write_checkpoint(kept_checkpoint(path.parent, step + 1), checkpoint)
+                write_checkpoint(kept_checkpoint(path.parent, step + 1), run)
         report(
             step=step,
             loss=float(losses.mean()).hex(),
@@ -95,7 +78,7 @@ def train(
             tokens_per_second=(step + 1 - first_step) * batch.input_ids.size / (time.perf_counter() - started),
             data_wait_percent=loader.stats()["data_wait_percent"],
         )
-    report(weights=digest_of(weights))
+    report(weights=digest_of(run.weights))
 
 
 def _learning_rate(step: int, num_steps: int) -> float:
