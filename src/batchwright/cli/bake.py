@@ -23,7 +23,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import sys
 import traceback
 from collections.abc import Iterable
@@ -34,9 +33,9 @@ from typing import Any
 import batchwright as bw
 from batchwright.base.checks import local_path
 from batchwright.base.errors import BatchwrightError, SpecError
-from batchwright.base.words import error_in_words, suggest
+from batchwright.base.words import error_in_words
 from batchwright.cli.output import add_json, print_json
-from batchwright.cli.values import add_renames, flag_of, paths_by_name, whole_number
+from batchwright.cli.values import add_renames, flag_of, paths_by_name, per_source, whole_number
 
 __all__ = ["EXAMPLES", "SUMMARY", "add_arguments", "run"]
 
@@ -154,9 +153,9 @@ def _recipe_of_flags(arguments: argparse.Namespace) -> bw.DatasetRecipe:
     step = make_step(arguments)
     recipe = bw.DatasetRecipe(seed=arguments.seed or 0)
     named = _sources(arguments.source, arguments.name)
-    formats = _per_source("format", arguments.format, named)
-    texts = _per_source("text", arguments.text, named)
-    quantities = _per_source("quantity", arguments.quantity, named)
+    formats = per_source("format", arguments.format, named)
+    texts = per_source("text", arguments.text, named)
+    quantities = per_source("quantity", arguments.quantity, named)
     options = _options(arguments.option, named)
     for name, paths in named.items():
         recipe.add_ingredient(
@@ -213,27 +212,6 @@ def _sources(given: list[str], default: str | None) -> dict[str | None, list[str
         folder = os.path.basename(os.path.commonpath([os.path.dirname(os.path.abspath(path)) for path in paths]))
         named.setdefault(folder or "data", []).extend(paths)
     return named
-
-
-def _per_source(flag: str, given: list[str] | None, named: Iterable[str | None]) -> dict[str | None, str | None]:
-    """The value for each source of a flag that was given as VALUE or NAME=VALUE."""
-    for_all: str | None = None
-    for_one: dict[str | None, str] = {}
-    for text in given or ():
-        name, equals, value = text.partition("=")
-        if not equals or not re.fullmatch(r"[\w.-]+", name):  # '{a} = {b}' names no source
-            for_all = text
-        elif name in named:
-            for_one[name] = value
-        else:
-            names = [known for known in named if known is not None]
-            raise SpecError(
-                f"--{flag} {text}: no source is named {name!r}",
-                parameter=flag,
-                sources=", ".join(names) or "none has a name",
-                remedy=f"--{flag} {suggest(name, names) or 'NAME'}={value}, or --{flag} {value} for all",
-            )
-    return {name: for_one.get(name, for_all) for name in named}
 
 
 def _text(spec: str) -> str:

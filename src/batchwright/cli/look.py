@@ -21,7 +21,7 @@ import batchwright as bw
 from batchwright.base.checks import local_path
 from batchwright.base.errors import SpecError
 from batchwright.base.files import write_whole
-from batchwright.base.words import counted
+from batchwright.base.words import counted, truncated
 from batchwright.cli.output import add_json, indented, lines_in_words, print_json, printable
 from batchwright.cli.values import add_settings, count, is_buffer, refuse_settings, settings_given, whole_number
 
@@ -367,6 +367,4 @@ def _value(value: Any, most_characters: int) -> str:
         if value.size > 8:
             words.append("...")
         text = " ".join(words)
-    if most_characters and len(text) > most_characters:
-        text = text[:most_characters] + "..."
-    return printable(text)
+    return printable(truncated(text, most_characters or sys.maxsize))

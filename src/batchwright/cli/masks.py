@@ -17,13 +17,8 @@ from batchwright.store.plans import streams_for_plan
 from batchwright.store.stream import TokenStream
 
 __all__ = [
-    "DocumentRow",
-    "batch_of_documents",
-    "batch_of_step",
-    "default_loss",
-    "rows_of_conversation",
-    "rows_of_document",
-    "tokens_at",
+    *("DocumentRow", "batch_of_documents", "batch_of_step", "default_loss", "rows_of_conversation"),
+    *("rows_of_document", "tokens_at"),
 ]
 
 _SIDES = ("chosen", "rejected")

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from batchwright.base.checks import one_of
 from batchwright.base.errors import SpecError
-from batchwright.base.words import listed
 from batchwright.batches.settings import SETTINGS, Asked
-from batchwright.cli.values import FLAGGED, flag_of, schedule_of
+from batchwright.cli.values import FLAGGED, flag_of, per_source, schedule_of
 from batchwright.loaders.conversation import members_of
 from batchwright.loaders.mixed import plan_mixture
 from batchwright.loaders.planning import plan_sources
@@ -48,7 +47,9 @@ def plan_of_settings(sources: Store | Mapping[str, str], arguments: argparse.Nam
         stores = {"": sources}
     else:
         stores = {name: Store(path) for name, path in sources.items()}
-    packing = _packing_of(arguments.packing, stores)
+    packing = per_source("packing", arguments.packing, stores)
+    for how in filter(None, packing.values()):
+        one_of(SETTINGS["packing"].choices, packing=how)
     _refuse_unused(stores, arguments, is_mixture=stores.keys() != {""})
     if isinstance(sources, Store):
         plan = _plan_of_store(sources, asked.changed(packing=packing.get("")))
@@ -65,7 +66,7 @@ def _plan_of_store(store: Store, asked: Asked) -> Plan:
     return make_plan(store, asked)
 
 
-def _plan_of_mixture(stores: Mapping[str, Store], asked: Asked, packing: Mapping[str, str]) -> Plan:
+def _plan_of_mixture(stores: Mapping[str, Store], asked: Asked, packing: Mapping[str | None, str | None]) -> Plan:
     parts = {
         name: _part_of(store, asked.changed(packing=packing.get(name), weights=None)) for name, store in stores.items()
     }
@@ -98,26 +99,6 @@ def _refuse_unused(stores: Mapping[str, Store], arguments: argparse.Namespace, *
 
 def holds_conversations(store: Store) -> bool:
     return "chat" in store.manifest.tokenizer
-
-
-def _packing_of(given: list[str] | None, names: Iterable[str]) -> dict[str, str]:
-    """The packing of each source: HOW is for all of them, NAME=HOW for one."""
-    found: dict[str, str] = {}
-    for text in given or ():
-        name, equals, how = text.rpartition("=")
-        if equals and name not in names:
-            raise SpecError(
-                f"--packing {text}: no source is named {name!r}",
-                parameter="packing",
-                sources=listed(filter(None, names)) or "none has a name",
-                remedy=f"--packing {how}",
-            )
-        one_of(SETTINGS["packing"].choices, packing=how)
-        if equals:
-            found[name] = how
-        else:
-            found = {each: found.get(each, how) for each in names}
-    return found
 
 
 def _part_of(store: Store, asked: Asked) -> Any:

@@ -24,12 +24,7 @@ from batchwright.order.sweep import MixLeg
 from batchwright.store import TokenStream
 
 __all__ = [
-    "AmendmentSummary",
-    "CapSummary",
-    "DocumentsSummary",
-    "PlanSummary",
-    "SourceSummary",
-    "StretchSummary",
+    *("AmendmentSummary", "CapSummary", "DocumentsSummary", "PlanSummary", "SourceSummary", "StretchSummary"),
     "summarize",
 ]
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from batchwright.base.errors import SpecError
-from batchwright.base.words import bytes_in_words, counted, truncated
+from batchwright.base.words import bytes_in_words, counted, listed, truncated
 from batchwright.cli.output import add_json, limited, print_facts, printable
 from batchwright.cli.values import whole_number
 
@@ -129,13 +129,14 @@ def _lease(lease: dict[str, Any]) -> str:
     return f"{lease['ordinal']}: {holder}, for {lease['age_seconds']:,.0f} s, {end}"
 
 
-def _ordinals(ordinals: list[int], shown: int = 10) -> str:
+def _ordinals(ordinals: list[int]) -> str:
+    """
+    >>> _ordinals([]), _ordinals([3, 7])
+    ('0', '2 (3, 7)')
+    """
     if not ordinals:
         return "0"
-    words = list(map(str, ordinals[:shown]))
-    if len(ordinals) > shown:
-        words.append("...")
-    return f"{len(ordinals):,} ({', '.join(words)})"
+    return f"{len(ordinals):,} ({listed(ordinals, 10)})"
 
 
 def _history_lines(facts: dict[str, Any]) -> Iterator[str]:

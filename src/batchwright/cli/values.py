@@ -10,30 +10,13 @@ from typing import Any, NamedTuple, TypeVar
 
 import batchwright as bw
 from batchwright.base.errors import SpecError
+from batchwright.base.words import listed, suggest
 from batchwright.batches.settings import SETTINGS, Setting
 
 __all__ = [
-    "FLAGGED",
-    "WeightsFrom",
-    "add_plan",
-    "add_renames",
-    "add_setting",
-    "add_settings",
-    "add_weights",
-    "count",
-    "epochs_of_sources",
-    "flag_of",
-    "is_buffer",
-    "named_store",
-    "number_range",
-    "paths_by_name",
-    "ramp_to",
-    "refuse_settings",
-    "schedule_of",
-    "settings_given",
-    "weights",
-    "weights_from",
-    "whole_number",
+    *("FLAGGED", "WeightsFrom", "add_plan", "add_renames", "add_setting", "add_settings", "add_weights", "count"),
+    *("epochs_of_sources", "flag_of", "is_buffer", "named_store", "number_range", "paths_by_name", "per_source"),
+    *("ramp_to", "refuse_settings", "schedule_of", "settings_given", "weights", "weights_from", "whole_number"),
 ]
 
 _MULTIPLES = {"k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
@@ -259,6 +242,31 @@ def paths_by_name(given: Iterable[str], default: str | None = None) -> dict[str 
         name, path = named_store(text) or (default, text)
         named.setdefault(name, []).append(path)
     return named
+
+
+def per_source(flag: str, given: Iterable[str] | None, names: Iterable[str | None]) -> dict[str | None, str | None]:
+    """The value for each source of a flag that was given as VALUE or NAME=VALUE.
+
+    >>> per_source("format", ["jsonl", "code=text"], ["web", "code"])
+    {'web': 'jsonl', 'code': 'text'}
+    """
+    for_all: str | None = None
+    for_one: dict[str | None, str] = {}
+    for text in given or ():
+        name, equals, value = text.partition("=")
+        if not equals or not re.fullmatch(r"[\w.-]+", name):  # '{a} = {b}' names no source
+            for_all = text
+        elif name in names:
+            for_one[name] = value
+        else:
+            known = list(filter(None, names))
+            raise SpecError(
+                f"--{flag} {text}: no source is named {name!r}",
+                parameter=flag,
+                sources=listed(known) or "none has a name",
+                remedy=f"--{flag} {suggest(name, known) or 'NAME'}={value}, or --{flag} {value} for all",
+            )
+    return {name: for_one.get(name, for_all) for name in names}
 
 
 # Flags
