@@ -13,7 +13,7 @@ from typing import Any
 
 import batchwright as bw
 from batchwright.base.errors import SpecError
-from batchwright.cli.output import add_json, print_facts
+from batchwright.cli.output import add_json, print_facts, store_facts
 from batchwright.cli.values import paths_by_name
 
 __all__ = ["EXAMPLES", "SUMMARY", "add_arguments", "run"]
@@ -55,15 +55,7 @@ def run(arguments: argparse.Namespace) -> None:
     settings = {name: getattr(arguments, name) for name in ("to", "split", "name", "eos_first", "dtype", "format")}
     settings |= {"val": val, "eos": eos, "show_progress": not arguments.quiet}
     store = bw.adopt(_paths(arguments.path), arguments.tokenizer, **settings)
-    facts = {
-        "store": str(store.path),
-        "version": store.version,
-        "fingerprint": store.fingerprint,
-        "num_documents": store.num_rows,
-        "num_tokens": store.num_tokens,
-        "tokenizer": store.manifest.tokenizer,
-        "notes": store.report["notes"],
-    }
+    facts = store_facts(store) | {"notes": store.report["notes"]}
     print_facts(facts, [str(store)], as_json=arguments.json)
 
 

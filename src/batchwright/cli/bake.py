@@ -34,7 +34,7 @@ import batchwright as bw
 from batchwright.base.checks import local_path
 from batchwright.base.errors import BatchwrightError, SpecError
 from batchwright.base.words import error_in_words
-from batchwright.cli.output import add_json, print_json
+from batchwright.cli.output import add_json, print_json, store_facts
 from batchwright.cli.values import add_renames, flag_of, paths_by_name, per_source, whole_number
 
 __all__ = ["EXAMPLES", "SUMMARY", "add_arguments", "run"]
@@ -131,18 +131,8 @@ def _bake(recipe: bw.DatasetRecipe, arguments: argparse.Namespace) -> None:
     elif not recipe.is_tokenized:
         print_json({"buffer": str(to), "num_rows": len(baked)})
     else:
-        print_json(
-            {
-                "store": str(baked.path),
-                "version": baked.version,
-                "fingerprint": baked.fingerprint,
-                "was_up_to_date": baked.version == before,
-                "num_documents": baked.num_rows,
-                "num_tokens": baked.num_tokens,
-                "tokenizer": baked.manifest.tokenizer,
-                "report": baked.report,
-            }
-        )
+        was_up_to_date = baked.version == before
+        print_json(store_facts(baked) | {"was_up_to_date": was_up_to_date, "report": baked.report})
 
 
 def _recipe_of_flags(arguments: argparse.Namespace) -> bw.DatasetRecipe:

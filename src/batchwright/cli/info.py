@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import batchwright as bw
 from batchwright.base.errors import PlanError, SpecError
 from batchwright.base.words import bytes_in_words, counted
-from batchwright.cli.output import add_json, print_facts, printable
+from batchwright.cli.output import add_json, print_facts, printable, store_facts
 from batchwright.cli.values import is_buffer
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace) -> None:
         describe(bw.Plan.load(arguments.store), as_json=arguments.json)
     else:
         store = bw.Store(arguments.store, version=arguments.version)
-        facts = {"store": arguments.store, **_facts(store, all_files=arguments.files)}
+        facts = _facts(store, all_files=arguments.files)
         print_facts(facts, _lines(facts), as_json=arguments.json)
 
 
@@ -81,17 +81,12 @@ def _facts(store: bw.Store, *, all_files: bool) -> dict[str, Any]:
     if not all_files:
         shown = min(shown, _FILES_SHOWN)
     names = ("split", "num_documents", "num_tokens", "num_shards", "fingerprint")
-    return {
-        "version": store.version,
+    return store_facts(store) | {
         "is_current": store.version == current_version(store.path),
         "versions": list_versions(store.path),
-        "fingerprint": store.fingerprint,
-        "num_documents": store.num_rows,
-        "num_tokens": store.num_tokens,
         "num_bytes": store.num_bytes,
         "adopted": store.manifest.adopted,
         "token_dtype": store.manifest.token_dtype,
-        "tokenizer": store.manifest.tokenizer,
         "sources": [
             {"name": stream.source, **{name: getattr(stream, name) for name in names}}
             for stream in store.manifest.streams
@@ -121,7 +116,11 @@ def _lines(facts: dict[str, Any]) -> Iterator[str]:
     for line in special_in_words(report):
         yield f"  special    {printable(line)}"
     yield from _dropped_lines(report)
-    yield _version_line(facts)
+    version = f"  version    {facts['version']} ({'current' if facts['is_current'] else 'not the current one'})"
+    others = len(facts["versions"]) - 1
+    if others:
+        version += f", {counted(others, 'other')} beside it (`batchwright gc` removes unused ones)"
+    yield version
     yield f"  plans      {', '.join(facts['plans']) or 'none yet: opening a loader keeps one'}"
     for note in report.get("notes", ()):
         yield f"  note       {note}"
@@ -160,15 +159,6 @@ def _dropped_lines(report: dict[str, Any]) -> Iterator[str]:
             yield f"  dropped    {name}: {reasons} ({part['documents']:,} of {rows} kept)"
     for file, row, reason in report["examples"][:3]:
         yield f"  for example  {printable(str(file))}, row {row}: {printable(str(reason))}"
-
-
-def _version_line(facts: dict[str, Any]) -> str:
-    current = "current" if facts["is_current"] else "not the current one"
-    line = f"  version    {facts['version']} ({current})"
-    older = len(facts["versions"]) - 1
-    if older:
-        line += f", {counted(older, 'other')} beside it (`batchwright gc` removes what is not used)"
-    return line
 
 
 def _file_lines(facts: dict[str, Any]) -> Iterator[str]:
@@ -265,5 +255,5 @@ def _buffer_lines(facts: dict[str, Any], version: str | None) -> Iterator[str]:
 
 def _settings_in_words(max_size: int | None, drop_strategy: str, seed: int) -> str:
     if max_size is None:
-        return f"as many as come, seed {seed}"
+        return f"no limit, seed {seed}"
     return f"at most {max_size:,}, dropping by {printable(drop_strategy)}, seed {seed}"

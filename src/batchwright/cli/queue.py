@@ -17,7 +17,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from batchwright.base.words import bytes_in_words, counted, listed
-from batchwright.cli.output import add_json, indented, limited, number, print_facts, printable
+from batchwright.cli.output import add_json, indented, limited, number, print_damage, print_facts, printable
 
 if TYPE_CHECKING:
     from batchwright.queue.purge import Purged
@@ -239,10 +239,7 @@ def _verify(arguments: argparse.Namespace) -> int:
     facts = asdict(found) | {"ok": not found.damaged}
     print_facts(facts, _verified(found), as_json=arguments.json)
     if found.damaged and not arguments.json:
-        print(f"batchwright: {found.queue} is damaged: {counted(len(found.damaged), 'file')}", file=sys.stderr)
-        remedies = "\n             ".join(_remedies(found, arguments))
-        if remedies:
-            print(f"  try        {remedies}", file=sys.stderr)
+        print_damage(found.queue, len(found.damaged), list(_remedies(found, arguments)))
     return int(bool(found.damaged))
 
 

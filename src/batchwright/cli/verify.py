@@ -16,7 +16,7 @@ import batchwright as bw
 from batchwright.base.checks import local_path
 from batchwright.base.errors import StoreError
 from batchwright.base.words import bytes_in_words, counted
-from batchwright.cli.output import add_json, print_facts, print_json
+from batchwright.cli.output import add_json, print_damage, print_facts, print_json
 from batchwright.cli.values import is_buffer
 
 __all__ = ["EXAMPLES", "SUMMARY", "add_arguments", "run"]
@@ -55,8 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
     if damaged and not arguments.json:
         num_files = sum(len(answer["damaged"]) for answer in damaged)
-        print(f"batchwright: {root} is damaged: {counted(num_files, 'file')}", file=sys.stderr)
-        print(f"  try        {damaged[0]['remedy']}", file=sys.stderr)
+        print_damage(root, num_files, [damaged[0]["remedy"]])
     return int(bool(damaged))
 
 
