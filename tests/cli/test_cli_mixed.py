@@ -384,7 +384,7 @@ def test_caps_are_told_with_the_step_at_which_they_bind(mixed_stores, succeeds):
     assert (web["source"], web["position"], web["step"]) == ("web", None, None)
     text = succeeds(*command, "code=2,web=9", cwd=mixed_stores).out
     assert (
-        f"code: at most 2 epochs, given by step {code['step']} (position {code['position']}): the others share" in text
+        f"code: at most 2 epochs, reached at step {code['step']} (position {code['position']}): the others share" in text
     )
     assert "web: at most 9 epochs, not reached" in text
 
@@ -397,7 +397,7 @@ def test_the_history_of_a_plan_is_told(mixed, mixed_stores, succeeds):
     text = succeeds(f"plan {mixed_stores / 'code.store'} {third}").out
     history = text.partition("history\n")[2].splitlines()
     assert history[:3] == [
-        f"  {first}  as it began",
+        f"  {first}  the original",
         f"  {second}  amends {first[:8]} from step 10 (position 80): skip 82-83",
         f"  {third}  amends {second[:8]} from step 20 (position 162): weights web=1, code=1",
     ]

@@ -74,7 +74,7 @@ def run(arguments: argparse.Namespace) -> None:
         amendment = amended.amendments[-1]
         print(f"plan {amended.fingerprint} amends {plan.fingerprint} {amendment}")
         print(*(f"  kept in {file}" for file in files), sep="\n")
-        print(f"a run goes on with it from any state at position {amendment.at:,} or before:")
+        print(f"a run continues with it from any state at position {amendment.at:,} or before:")
         print(*(f"  {line}" for line in use), "", sep="\n")
     more = {"parent": plan.fingerprint, "kept_in": files, "use": use}
     describe(amended, stores, more=more, as_json=arguments.json)

@@ -121,7 +121,7 @@ def _lines(facts: dict[str, Any]) -> Iterator[str]:
     if others:
         version += f", {counted(others, 'other')} beside it (`batchwright gc` removes unused ones)"
     yield version
-    yield f"  plans      {', '.join(facts['plans']) or 'none yet: opening a loader keeps one'}"
+    yield f"  plans      {', '.join(facts['plans']) or 'none yet: a loader keeps its plan'}"
     for note in report.get("notes", ()):
         yield f"  note       {note}"
     yield from _file_lines(facts)
@@ -181,7 +181,7 @@ def _describe_buffer(arguments: argparse.Namespace) -> None:
     path, version = arguments.store, arguments.version
     for given in (arguments.plan, "--files" if arguments.files else None):
         if given is not None:
-            raise SpecError(f"{given} means nothing here: {path} is a buffer", remedy=f"leave out {given}")
+            raise SpecError(f"{given} does not apply: {path} is a buffer", remedy=f"leave out {given}")
     with bw.DatasetBuffer(path=path, read_only=True) as buffer:
         facts = {"buffer": path, **_buffer_facts(path, buffer, _version(buffer, version))}
     print_facts(facts, _buffer_lines(facts, version), as_json=arguments.json)

@@ -108,7 +108,7 @@ def _documents(store: bw.Store, arguments: argparse.Namespace) -> None:
     is_text = "chat" not in store.manifest.tokenizer
     for flag in settings_given(arguments):
         if is_text and flag != "--split":
-            what = f"{flag} means nothing here: {store.path} holds plain text"
+            what = f"{flag} does not apply: {store.path} holds plain text"
             raise SpecError(what, remedy=f"leave out {flag}")
     if not is_text or arguments.html is not None or arguments.json:
         _trained_documents(store, found, arguments)
@@ -354,7 +354,7 @@ def _refuse_others(arguments: argparse.Namespace) -> None:
         others.append(arguments.plan)
     if others:
         raise SpecError(
-            f"{others[0]} means nothing here: {arguments.store} is a buffer",
+            f"{others[0]} does not apply: {arguments.store} is a buffer",
             remedy="--document for the first row, --count for how many",
         )
 

@@ -122,7 +122,7 @@ def _forget(arguments: argparse.Namespace) -> None:
     from batchwright.store.plans import forget_plan
 
     if len(arguments.target) != 3:
-        raise SpecError("forget which plan?", parameter="PLAN", remedy="batchwright plan forget STORE PLAN")
+        raise SpecError("which plan?", parameter="PLAN", remedy="batchwright plan forget STORE PLAN")
     _, store, plan = arguments.target
     files = forget_plan(store, plan)
     facts = {"store": store, "forgotten": files[0].stem, "files": [str(file) for file in files]}

@@ -89,7 +89,7 @@ def _refuse_unused(stores: Mapping[str, Store], arguments: argparse.Namespace, *
         value = getattr(arguments, name)
         if value is not None:
             flag, content = flag_of(name, value), "conversations" if True in kinds else "plain text"
-            what = f"{flag} means nothing here: {first.path} holds {content}"
+            what = f"{flag} does not apply: {first.path} holds {content}"
             raise SpecError(what, parameter=name, remedy=_INSTEAD.get(name, f"leave out {flag}"))
     if True in kinds and arguments.max_length is None:
         raise SpecError("how long may a conversation be?", parameter="max_length", remedy="--max-length 2048")

@@ -52,10 +52,10 @@ def render(plan: Plan, summary: PlanSummary) -> str:
         parts.append(_history(summary))
     often = [source.name for source in summary.sources if source.is_read_often]
     if often:
-        parts.append(
-            f"note: {printable(', '.join(often))}: read more than {MANY_EPOCHS} times. Repeats beyond that were "
-            "measured to teach little more;\n      a smaller weight, a shorter run, or more text."
+        few = (
+            "Measurements show little gain from more repeats:\n      use a smaller weight, a shorter run, or more text."
         )
+        parts.append(f"note: {printable(', '.join(often))}: read more than {MANY_EPOCHS} times. {few}")
     return "\n\n".join(parts)
 
 
@@ -81,7 +81,7 @@ def _head(plan: Plan, summary: PlanSummary) -> str:
 
 def _batch(plan: Plan, summary: PlanSummary) -> str:
     if summary.batch_rows is None:
-        return "not known: runs cut this plan differently, or none did yet (--batch-size)"
+        return "unknown: runs have different batch sizes, or none has started (--batch-size)"
     tokens = f"{summary.batch_rows * summary.row_tokens:,}"
     if _has_documents(plan):
         tokens = f"about {round(summary.batch_rows * summary.mean_row_tokens):,}"
@@ -91,7 +91,7 @@ def _batch(plan: Plan, summary: PlanSummary) -> str:
 
 def _run(plan: Plan, summary: PlanSummary) -> str:
     if summary.rows is None:
-        return "no end: --num-tokens, --num-rows or --stop gives it one"
+        return "endless: --num-tokens, --num-rows or --stop ends it"
     said = f"{summary.tokens:,} tokens"
     if summary.steps is not None:
         said = f"{counted(summary.steps, 'step')}, {said}"
@@ -160,7 +160,7 @@ def _documents_of(of: PlanSource, source: SourceSummary) -> Iterator[str]:
     if source.fill is not None:
         how = f"packed {rows['packing']}, {percent(source.fill)} full"
     line = f"  {printable(source.name)}: {counted(source.num_rows, noun)}, {how}, "
-    line += f"{source.mean_row_tokens:,.1f} tokens in the mean"
+    line += f"{source.mean_row_tokens:,.1f} tokens on average"
     if "loss" in rows:
         line += f", loss on {rows['loss']}"
     if documents is None:
@@ -223,11 +223,11 @@ def _cap(cap: CapSummary) -> str:
     if cap.position is None:
         return f"{most}not reached"
     then = "the stream ends there" if cap.ends_the_stream else "the others share its place"
-    return f"{most}given by {_place(cap.step, cap.position)}: {then}"
+    return f"{most}reached at {_place(cap.step, cap.position)}: {then}"
 
 
 def _history(summary: PlanSummary) -> str:
-    lines = ["history", f"  {summary.amendments[0].parent}  as it began"]
+    lines = ["history", f"  {summary.amendments[0].parent}  the original"]
     for a in summary.amendments:
         place = _place(a.from_step, a.from_position)
         lines.append(f"  {a.fingerprint}  amends {a.parent[:8]} from {place}: {printable(a.change)}")
