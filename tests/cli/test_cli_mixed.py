@@ -383,9 +383,8 @@ def test_caps_are_told_with_the_step_at_which_they_bind(mixed_stores, succeeds):
     web, code = facts["caps"]
     assert (web["source"], web["position"], web["step"]) == ("web", None, None)
     text = succeeds(*command, "code=2,web=9", cwd=mixed_stores).out
-    assert (
-        f"code: at most 2 epochs, reached at step {code['step']} (position {code['position']}): the others share" in text
-    )
+    reached = f"reached at step {code['step']} (position {code['position']}): the others share"
+    assert f"code: at most 2 epochs, {reached}" in text
     assert "web: at most 9 epochs, not reached" in text
 
 
