@@ -145,7 +145,7 @@ def test_look_at_a_store_that_cannot_decode_shows_ids(tmp_path, succeeds):
         (["--chunk-size", "16", "--document", "1"], "--document"),
         (["--chunk-size", "16", "--step", "-1"], "step -1"),
         (["--chunk-size", "1e9"], "chunk_size=1000000000"),
-        (["--count", "0"], "count=1"),
+        (["--count", "0"], "--count: '0'"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

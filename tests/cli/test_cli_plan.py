@@ -126,7 +126,7 @@ def test_a_packed_plan_of_text_is_the_one_a_loader_runs(own_store, succeeds):
 def test_a_plan_of_conversations_says_what_is_left_out_how_full_rows_are_and_what_is_learned(chat_store, succeeds):
     text = succeeds(f"plan {chat_store} --max-length 120").out
     assert "rows    120 tokens at most" in text
-    assert "talk: 39 rows, a document each, 101.0 tokens in the mean, loss on assistant (18.8 % of the tokens)" in text
+    assert "talk: 39 rows, a document each, 101.0 tokens on average, loss on assistant (18.8 % of the tokens)" in text
     assert "left out: 9 of 48 documents (18.8 %): over 120 tokens" in text
     facts = succeeds(f"plan {chat_store} --max-length 240 --packing best_fit --json").json
     (talk,) = facts["sources"]
@@ -186,7 +186,7 @@ def test_what_no_loader_of_conversations_could_run_is_refused(arguments, said, c
         (["--chunk-size", "16", "--weights", "web=.7,code"], "NAME=VALUE"),
         (["--chunk-size", "16", "--weights", "web=0"], "weight"),
         (["--chunk-size", "16", "--num-tokens", "1e9"], "weights="),
-        (["--chunk-size", "16", "--epochs", "0"], "epochs=1"),
+        (["--chunk-size", "16", "--epochs", "0"], "--epochs: '0'"),
         (["--seed", "1"], "--chunk-size 2048"),
         (["--save", "x.json"], "--save"),
         (["dead"], "plan dead"),

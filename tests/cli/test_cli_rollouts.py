@@ -111,7 +111,7 @@ def test_show_tells_what_happened_though_the_content_is_gone(log, batchwright):
         (["show", "1", "--position", "3"], "which prompt?"),
         (["show"], "which prompt?"),
         (["show", "7"], "prompt 7"),
-        (["status", "7"], "status is of all prompts"),
+        (["status", "7"], "unrecognized arguments: 7"),
     ],
 )
 def test_what_cannot_be_answered_says_why(log, batchwright, arguments, said):

@@ -146,7 +146,7 @@ def test_convert_reads_pickles_only_when_allowed(games, tmp_path, refuses, succe
         (["info", "games", "--range", "9-0"], "9-0"),
         (["info", "games", "--range", "0-9"], "shards 3-9"),
         (["info", "games", "--range", "none"], "'none'"),
-        (["info", "games", "out"], "OUT"),
+        (["info", "games", "out"], "unrecognized arguments: out"),
         (["info", "games", "--to", "npz"], "--to"),
         (["info", "games", "--force"], "--force"),
         (["convert", "games"], "OUT"),

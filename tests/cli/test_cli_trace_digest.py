@@ -69,7 +69,7 @@ def test_trace_of_a_file_looks_as_far_as_it_is_told(store, plan, succeeds):
         (["--position", "-4"], "position -4"),
         (["--file", "c.jsonl"], "c.jsonl"),
         (["--step", "1", "--row", "2"], "--row"),
-        (["--step", "1", "--world-size", "0"], "world_size=1"),
+        (["--step", "1", "--world-size", "0"], "--world-size: '0'"),
         ([], "--step --position --file"),
         (["--step", "1", "--position", "2"], "--position"),
     ],

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from batchwright.cli.output import printable
-from batchwright.cli.values import step_range, weights, whole_number
+from batchwright.cli.values import number_range, weights, whole_number
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_two_weights_for_one_source_are_refused():
 @pytest.mark.parametrize("text", ["", "-5", "3-", "a-b", "1-2-3", "1.5"])
 def test_a_range_of_steps_that_is_none_is_refused(text):
     with pytest.raises(argparse.ArgumentTypeError, match=re.escape(repr(text))):
-        step_range(text)
+        number_range(text)
 
 
 @pytest.mark.parametrize(

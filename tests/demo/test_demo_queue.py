@@ -10,7 +10,7 @@ import pytest
 
 from batchwright.demo import queue as demo_queue
 from batchwright.demo.harness import NotAsExpected
-from batchwright.demo.queued import BATCHES_PER_FILE, NUM_STEPS
+from batchwright.demo.queue import BATCHES_PER_FILE, NUM_STEPS
 
 
 @pytest.fixture(scope="module")

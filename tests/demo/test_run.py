@@ -13,9 +13,9 @@ import pytest
 
 from batchwright.base.errors import WorkerError
 from batchwright.base.files import is_in_use
-from batchwright.demo import run, training
+from batchwright.demo import harness, run, train
 from batchwright.demo.harness import NotAsExpected
-from batchwright.demo.train import CHECKPOINT, read_checkpoint, write_checkpoint
+from batchwright.demo.model import CHECKPOINT, read_checkpoint, write_checkpoint
 from refusals import refused
 
 STEPS = 60
@@ -30,12 +30,6 @@ def demo(run_demo):
 
 def test_the_bake_report_is_shown(demo):
     assert re.search(r"corpus\.store: [\d,]{3,} documents, [\d,]{9,} tokens", demo[0])
-
-
-def test_files_that_cannot_be_read_are_counted_and_named_with_the_reason(demo):
-    assert re.search(r"left out.*: \d+ x empty file, \d+ x not UTF-8", demo[0])
-    assert re.search(r"^  \S+/latin1\.py: not UTF-8: byte 0xe9 at 5", demo[0], re.MULTILINE)
-    assert re.search(r"^  \S+/empty\.py: empty file$", demo[0], re.MULTILINE)
 
 
 def test_the_live_line_says_step_loss_speed_and_wait(demo):
@@ -114,25 +108,25 @@ def test_run_again_it_bakes_nothing_and_finds_a_wrong_resume(demo, capsys, monke
 
 def test_a_resumed_run_that_stops_short_is_not_equal():
     with pytest.raises(NotAsExpected, match="the resumed run never came to step 3"):
-        training.expect_equal("resumed run", {2: "c"}, "whole run", {2: "c", 3: "d"}, range(2, 4))
+        train.expect_equal("resumed run", {2: "c"}, "whole run", {2: "c", 3: "d"}, range(2, 4))
 
 
 def test_other_weights_at_the_end_are_noticed():
-    one, other = (training.TrainingRun(Path(), Path(), 4, 2, weights=weights) for weights in ("w", "v"))
+    one, other = (train.TrainingRun(Path(), Path(), 4, 2, weights=weights) for weights in ("w", "v"))
     with pytest.raises(NotAsExpected, match="weights"):
-        training.expect_equal_weights(one, other, "other run")
+        train.expect_equal_weights(one, other, "other run")
 
 
 def test_a_kill_that_did_not_happen_is_an_error(demo, tmp_path, monkeypatch):
-    monkeypatch.setattr(training.os, "kill", lambda *_: None)
-    unharmed = training.TrainingRun(demo[1] / "corpus.store", tmp_path, 24, 2)
+    monkeypatch.setattr(harness.os, "kill", lambda *_: None)
+    unharmed = train.TrainingRun(demo[1] / "corpus.store", tmp_path, 24, 2)
     with refused(WorkerError, exit_code=0):
         unharmed.watch(kill_after=5)
 
 
 def test_a_training_process_that_fails_is_reported_with_what_it_said(tmp_path):
     with refused(WorkerError, exit_code=1) as caught:
-        training.TrainingRun(tmp_path / "no.store", tmp_path / "run", 24, 2).watch()
+        train.TrainingRun(tmp_path / "no.store", tmp_path / "run", 24, 2).watch()
     assert "no.store" in str(caught.value.where["output"])
 
 
@@ -153,7 +147,7 @@ def test_ctrl_c_ends_the_demo_and_its_process_without_a_traceback(tmp_path):
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the demo and to the process that trains
         printed = process.stdout.read()
         assert process.wait(timeout=240) == 130
-    assert "Stopped. Nothing is left running" in printed
+    assert "Stopped. No process is left running" in printed
     assert "Traceback" not in printed
     assert not is_in_use(manifest)
 

@@ -8,7 +8,7 @@ import pytest
 
 import batchwright as bw
 from batchwright.demo import train
-from batchwright.demo.train import CHECKPOINT, main, read_checkpoint, write_checkpoint
+from batchwright.demo.model import CHECKPOINT, read_checkpoint, write_checkpoint
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +19,8 @@ def store(tmp_path_factory):
 
 
 def _trained(store, folder, capsys, steps):
-    assert main([str(store), str(folder), "--steps", str(steps), "--checkpoint-steps", "4"]) == 0
+    folder.mkdir(exist_ok=True)
+    train.train(str(store), str(folder), steps, 4, chunk_size=train.ROW_TOKENS, seed=7)
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 

@@ -1,10 +1,9 @@
 """Make a store over token files in place, without copying them.
 
 A PATH is a nanoGPT .bin (also with the header of llm.c), a .npy, a Megatron .idx or .bin or their common prefix, a
-datatrove .ds, a folder of such files, or a quoted glob; NAME=PATH makes it a source of that name, to be mixed by
-weights. Files named train and val become the two splits. Each file is read once, to hash it and to check that every id
-is in the vocabulary, and is never changed. In formats without borders of documents, the end-of-document id makes
-them.
+datatrove .ds, a folder of such files, or a quoted glob. NAME=PATH names a source, which can be mixed by weights. Files
+named train and val become the two splits. Each file is read once, to hash it and to check that every id is in the
+vocabulary; it is never changed. In formats without borders of documents, the end-of-document id separates them.
 """
 
 from __future__ import annotations
@@ -12,8 +11,9 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+import batchwright as bw
 from batchwright.base.errors import SpecError
-from batchwright.cli.output import add_json, print_facts
+from batchwright.cli.output import add_json, print_facts, store_facts
 from batchwright.cli.values import paths_by_name
 
 __all__ = ["EXAMPLES", "SUMMARY", "add_arguments", "run"]
@@ -33,21 +33,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("path", nargs="+", metavar="PATH", help="file, folder, glob, or NAME=PATH")
     add("--tokenizer", required=True, metavar="T", help="bytes, or the path of a tokenizer.json")
-    add("--to", metavar="STORE", help="the store's folder (beside the data, named after it)")
-    add("--val", action="append", metavar="PATH", help="files of split val; can be given several times")
-    add("--split", choices=("train", "val"), help="all files are of this split")
-    add("--name", metavar="SOURCE", help="name of the source (from the names of the files)")
+    add("--to", metavar="STORE", help="the folder of the store (beside the data, with its name)")
+    add("--val", action="append", metavar="PATH", help="files of split val; repeatable")
+    add("--split", choices=("train", "val"), help="the split of all files")
+    add("--name", metavar="SOURCE", help="name of the source (from the file names)")
     add("--eos", metavar="ID|TOKEN", help="the end of a document (the tokenizer's own); none: a file is one document")
     add("--eos-first", action="store_true", help="that id begins documents, and does not end them")
-    add("--dtype", help="of ids in .bin files (uint16; uint32 for a vocabulary over 65,536)")
-    add("--format", help="bin, npy, megatron or datatrove, where the extension does not say")
+    add("--dtype", help="type of ids in .bin files (uint16; uint32 for a vocabulary over 65,536)")
+    add("--format", help="bin, npy, megatron or datatrove, if the extension does not say")
     add("--quiet", action="store_true", help="no progress")
     add_json(parser)
 
 
 def run(arguments: argparse.Namespace) -> None:
-    from batchwright.store.adopt import adopt
-
     eos: Any = arguments.eos
     if eos is not None and eos.isdecimal():
         eos = int(eos)
@@ -56,16 +54,8 @@ def run(arguments: argparse.Namespace) -> None:
         val = _paths(arguments.val)
     settings = {name: getattr(arguments, name) for name in ("to", "split", "name", "eos_first", "dtype", "format")}
     settings |= {"val": val, "eos": eos, "show_progress": not arguments.quiet}
-    store = adopt(_paths(arguments.path), arguments.tokenizer, **settings)
-    facts = {
-        "store": str(store.path),
-        "version": store.version,
-        "fingerprint": store.fingerprint,
-        "num_documents": store.num_rows,
-        "num_tokens": store.num_tokens,
-        "tokenizer": store.manifest.tokenizer,
-        "notes": store.report["notes"],
-    }
+    store = bw.adopt(_paths(arguments.path), arguments.tokenizer, **settings)
+    facts = store_facts(store) | {"notes": store.report["notes"]}
     print_facts(facts, [str(store)], as_json=arguments.json)
 
 

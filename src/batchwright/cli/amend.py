@@ -1,12 +1,12 @@
 """Change a plan from a position on, and keep the amended plan with its stores.
 
-The amended plan equals the old one before that position, and every source goes on where it is. --at, --step or --state
-say from where; --skip alone begins at the first position that it names. A run goes on with it from any state at that
-position or before, also one saved with the old plan. `batchwright trace` finds the positions of a step or a document.
+Before that position the amended plan equals the old one, and every source continues where it is. --at, --step or
+--state set the position; --skip alone begins at its first position. A run continues with the amended plan from any
+state at that position or before, including states saved with the old plan. `batchwright trace` finds the positions of a
+step or a document.
 
---weights NAME=W,... holds from that position on, POSITION:NAME=W,... from a later one, --ramp as in `batchwright plan`.
---add NAME=STORE lets a store join, or a source of the plan that grew. STORE is any one store of the plan; PLAN may be
-left out with --state.
+--weights NAME=W,... holds from that position on, POSITION:NAME=W,... from a later one; --ramp is that of `batchwright
+plan`. --add NAME=STORE adds a store, or a source of the plan that grew. PLAN may be left out with --state.
 """
 
 from __future__ import annotations
@@ -15,21 +15,22 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import batchwright as bw
 from batchwright.base.errors import PlanError, SpecError
-from batchwright.cli.output import add_json, print_json
-from batchwright.cli.plan_settings import add_weights, holds_conversations
+from batchwright.batches.settings import SETTINGS
+from batchwright.cli.output import add_json
 from batchwright.cli.values import (
-    check_positive,
-    epochs_of_sources,
+    add_plan,
+    add_setting,
+    add_weights,
     named_store,
-    position_range,
+    number_range,
     schedule_of,
     whole_number,
 )
 
 if TYPE_CHECKING:
-    from batchwright.order.plan import Plan, State
-    from batchwright.store import Store, TokenStream
+    from batchwright.store import TokenStream
 
 __all__ = ["EXAMPLES", "SUMMARY", "add_arguments", "run"]
 
@@ -45,61 +46,46 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("store", metavar="STORE")
-    add("plan", metavar="PLAN", nargs="?", help="fingerprint, plan file or state file")
+    add_plan(parser, nargs="?")
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--at", type=whole_number, metavar="P", help="from this position on")
     where.add_argument("--step", type=whole_number, metavar="S", help="from the first row of this step on")
-    where.add_argument(
-        "--state", metavar="FILE", help="from where this saved state is (JSON, as state_dict() gives it)"
-    )
+    where.add_argument("--state", metavar="FILE", help="from the position of a saved state (state_dict() as JSON)")
     add_weights(parser)
-    add(
-        "--skip",
-        type=position_range,
-        action="append",
-        metavar="FIRST-LAST",
-        help="never give out these positions; several times for several",
-    )
-    add("--add", action="append", metavar="NAME=STORE", help="a source that joins, or that grew; several times")
-    add("--max-epochs", type=epochs_of_sources, metavar="NAME=N,...", help="caps, e.g. code=4")
-    add("--num-tokens", type=whole_number, metavar="N", help="end the stream there, e.g. 10e9 or 10B")
-    add("--num-rows", type=whole_number, metavar="N", help="end the stream there")
-    add("--batch-size", type=whole_number, metavar="ROWS", help="where the plan does not say it")
+    skip = "never hand out these positions; repeatable"
+    parser.add_argument("--skip", type=number_range, action="append", metavar="FIRST-LAST", help=skip)
+    parser.add_argument("--add", action="append", metavar="NAME=STORE", help="a new or grown source; repeatable")
+    for name in ("max_epochs", "num_tokens", "num_rows"):
+        add_setting(parser, SETTINGS[name])
     add_json(parser)
 
 
 def run(arguments: argparse.Namespace) -> None:
-    from batchwright.cli.plan import describe, facts_of
-    from batchwright.cli.plan_summary import summarize
+    from batchwright.cli.plan_words import describe
     from batchwright.store.plans import streams_for_plan
 
-    check_positive(arguments, "batch_size")
     plan, at = _plan_and_position(arguments)
     streams = dict(streams_for_plan(arguments.store, plan))
     amended = _amended(plan, at, streams, arguments)
     stores = list({stream.store.path: stream.store for stream in streams.values()}.values())
     files = _keep(amended, stores)
     use = _use(amended, stores)
-    if arguments.json:
-        facts = facts_of(amended, summarize(amended, streams=streams))
-        print_json({**facts, "parent": plan.fingerprint, "kept_in": files, "use": use})
-        return None
-    amendment = amended.amendments[-1]
-    print(f"plan {amended.fingerprint} amends {plan.fingerprint} {amendment}")
-    print(*(f"  kept in {file}" for file in files), sep="\n")
-    print(f"a run goes on with it from any state at position {amendment.at:,} or before:")
-    print(*(f"  {line}" for line in use), "", sep="\n")
-    return describe(amended, streams=streams, as_json=False)
+    if not arguments.json:
+        amendment = amended.amendments[-1]
+        print(f"plan {amended.fingerprint} amends {plan.fingerprint} {amendment}")
+        print(*(f"  kept in {file}" for file in files), sep="\n")
+        print(f"a run continues with it from any state at position {amendment.at:,} or before:")
+        print(*(f"  {line}" for line in use), "", sep="\n")
+    more = {"parent": plan.fingerprint, "kept_in": files, "use": use}
+    describe(amended, stores, more=more, as_json=arguments.json)
 
 
-def _plan_and_position(arguments: argparse.Namespace) -> tuple[Plan, int | None]:
+def _plan_and_position(arguments: argparse.Namespace) -> tuple[bw.Plan, int | None]:
     """The plan to amend, and the position from which on; None: where --skip begins."""
     from batchwright.store.plans import find_plan
 
     if arguments.state is not None:
-        return _plan_of_state(_state(arguments.state), arguments)
+        return _plan_of_state(arguments)
     if arguments.plan is None:
         raise SpecError(
             "which plan?", parameter="PLAN", remedy="`batchwright plan STORE` lists the plans kept; or --state"
@@ -108,7 +94,7 @@ def _plan_and_position(arguments: argparse.Namespace) -> tuple[Plan, int | None]
     return plan, _position(plan, arguments)
 
 
-def _amended(plan: Plan, at: int | None, streams: dict[str, TokenStream], arguments: argparse.Namespace) -> Plan:
+def _amended(plan: bw.Plan, at: int | None, streams: dict[str, TokenStream], arguments: argparse.Namespace) -> bw.Plan:
     """The amended plan. The streams of sources that join are added to `streams`."""
     from batchwright.loaders.amending import amend_plan, members_to_add
     from batchwright.store.plans import with_places
@@ -129,27 +115,20 @@ def _amended(plan: Plan, at: int | None, streams: dict[str, TokenStream], argume
     return with_places(amended, streams)
 
 
-def _state(path: str) -> State:
+def _plan_of_state(arguments: argparse.Namespace) -> tuple[bw.Plan, int]:
+    """The plan of a saved state, cut as the state's run cut it, and the state's position."""
     from batchwright.order.plan_file import state_in
+    from batchwright.store.plans import find_plan
 
+    path = arguments.state
     state = state_in(path)
     if state is None:
         raise PlanError(f"{path} is not a loader's state", file=path, remedy="what state_dict() returned, as JSON")
-    return state
-
-
-def _plan_of_state(state: State, arguments: argparse.Namespace) -> tuple[Plan, int]:
-    """The plan of a state, cut as the state's run cut it, and the state's position."""
-    from batchwright.store.plans import find_plan
-
-    named = arguments.plan
-    if named is None:
-        named = state["plan"]
-    plan = find_plan(arguments.store, named, batch_size=arguments.batch_size)
+    plan = find_plan(arguments.store, arguments.plan or state["plan"], batch_size=arguments.batch_size)
     if state["plan"] != plan.fingerprint:
         raise PlanError(
-            f"{arguments.state} is a state of plan {state['plan']}, not of {plan.fingerprint}",
-            file=arguments.state,
+            f"{path} is a state of plan {state['plan']}, not of {plan.fingerprint}",
+            file=path,
             remedy=f"amend plan {state['plan']}, or a state that was saved with {plan.fingerprint}",
         )
     if arguments.batch_size is None:
@@ -157,7 +136,7 @@ def _plan_of_state(state: State, arguments: argparse.Namespace) -> tuple[Plan, i
     return plan, int(state["position"])
 
 
-def _position(plan: Plan, arguments: argparse.Namespace) -> int | None:
+def _position(plan: bw.Plan, arguments: argparse.Namespace) -> int | None:
     from batchwright.order.split import Cut, position_of_step
 
     if arguments.step is not None:
@@ -171,7 +150,7 @@ def _position(plan: Plan, arguments: argparse.Namespace) -> int | None:
     return at
 
 
-def _weights_at(plan: Plan, position: int) -> dict[str, float] | None:
+def _weights_at(plan: bw.Plan, position: int) -> dict[str, float] | None:
     """The weights just before a position. A ramp begins with these."""
     _, weights = [segment for segment in plan.schedule if segment[0] < max(position, 1)][-1]
     if weights is None:
@@ -183,16 +162,14 @@ def _to_add(given: list[str] | None) -> dict[str, str]:
     added: dict[str, str] = {}
     for text in given or ():
         pair = named_store(text)
-        if pair is None:
-            raise SpecError(f"{text} has no name", parameter="add", remedy=f"--add NAME={text}")
-        name, path = pair
-        if name in added:
-            raise SpecError(f"two stores are called {name!r}", parameter="add", remedy=f"--add NAME={path}")
-        added[name] = path
+        if pair is None or pair[0] in added:
+            what = f"{text} has no name, or that of another store"
+            raise SpecError(what, parameter="add", remedy=f"--add NAME={text}")
+        added[pair[0]] = pair[1]
     return added
 
 
-def _keep(plan: Plan, stores: list[Store]) -> list[str]:
+def _keep(plan: bw.Plan, stores: list[bw.Store]) -> list[str]:
     """Keep the plan with its stores. Returns its files."""
     from batchwright.order.plan_file import plan_home
     from batchwright.store.plans import keep_plan
@@ -204,12 +181,12 @@ def _keep(plan: Plan, stores: list[Store]) -> list[str]:
     return [str(file) for file in files if file.is_file()]
 
 
-def _use(plan: Plan, stores: list[Store]) -> list[str]:
+def _use(plan: bw.Plan, stores: list[bw.Store]) -> list[str]:
     """The lines with which a run goes on with the plan."""
     paths = [str(store.path) for store in stores]
     if len(paths) > 1:
         loader = f"MixedDataLoader({paths}"
-    elif holds_conversations(stores[0]):
+    elif "chat" in stores[0].manifest.tokenizer:
         loader = f"ConversationDataLoader({paths[0]!r}"
     else:
         loader = f"PretrainDataLoader({paths[0]!r}"

@@ -1,43 +1,41 @@
 """Make a store from raw text, or from conversations.
 
-A SOURCE is a file, a folder or a quoted glob; NAME=PATH gives it a name, and sources of one name are read as one. The
-extension of a file says its format (.jsonl, .txt, .parquet ...; .gz, .zst ... are unpacked), or --format does. --text
-is a column, a path into nested data (message.content), or a template ('{title}\\n\\n{body}'). --format, --text and
---quantity hold for all sources, or as NAME=VALUE for one; they can be given several times. --option is for the files'
-format: --option delimiter=';', or --option NAME.delimiter=';' for one source. Run again over unchanged files it does
-nothing; killed, the same command continues.
+A SOURCE is a file, a folder or a quoted glob. NAME=PATH names it, and sources of one name are read as one. The
+extension of a file gives its format (.jsonl, .txt, .parquet ...; .gz, .zst ... are decompressed), or --format does.
+--text is a column, a path into nested data (message.content), or a template ('{title}\\n\\n{body}'). --format, --text
+and --quantity apply to all sources, or as NAME=VALUE to one, and are repeatable. --option is an option of the file
+format: --option delimiter=';', or --option NAME.delimiter=';' for one source. Run again over unchanged files, it does
+nothing. After a kill, the same command continues.
 
---chat renders rows that are conversations by a chat template (chatml, llama-3, mistral, gemma, zephyr, qwen, plain, a
-.jinja file; alone, the tokenizer's own). The store keeps the role of each token, so that a loader can choose the ones
-to learn. The first row shows the conversations' format, or --conversation-format names it. --columns and --roles rename
-the columns and roles of a row.
+--chat renders conversations with a chat template (chatml, llama-3, mistral, gemma, zephyr, qwen, plain, or a .jinja
+file; without a value, the tokenizer's own). The store keeps the role of each token, so that a loader can choose the
+trained ones. The first row shows the format of the conversations, or --conversation-format names it. --columns and
+--roles rename columns and roles.
 
-One SOURCE that ends in .py (without --format) is run, and its DatasetRecipe named `recipe` is baked. It is code: run
-only files that you trust. A recipe without a tokenize step gives a buffer of rows.
+One SOURCE that ends in .py (without --format) is run, and the DatasetRecipe that it defines as `recipe` is baked. It is
+code: run only files that you trust. A recipe without a tokenize step gives a buffer of rows.
 
---explain reads everything and shows the effect of each instruction in counts of rows. It writes nothing.
+--explain reads everything, writes nothing, and shows the effect of each instruction in numbers of rows.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
-import re
 import sys
 import traceback
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import batchwright as bw
 from batchwright.base.checks import local_path
 from batchwright.base.errors import BatchwrightError, SpecError
-from batchwright.base.words import error_in_words, suggest
-from batchwright.cli.output import add_json, print_json
-from batchwright.cli.plan_settings import add_renames
-from batchwright.cli.values import flag_of, paths_by_name, whole_number
-
-if TYPE_CHECKING:
-    from batchwright.baking import DatasetRecipe
+from batchwright.base.words import error_in_words
+from batchwright.cli.output import add_json, print_json, store_facts
+from batchwright.cli.values import add_renames, flag_of, paths_by_name, per_source, whole_number
 
 __all__ = ["EXAMPLES", "SUMMARY", "add_arguments", "run"]
 
@@ -63,26 +61,26 @@ _OF_A_RECIPE = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("source", nargs="+", metavar="SOURCE", help="file, folder, glob, NAME=PATH, or one recipe.py")
-    add("--to", metavar="STORE", help="the store's folder: new, or a store already")
-    add("--explain", action="store_true", help="only show the effect of each instruction, in counts of rows")
+    add("--to", metavar="STORE", help="the folder of the store, new or existing")
+    add("--explain", action="store_true", help="only show the effect of each instruction, in numbers of rows")
     add("--check", action="store_true", help="first test on a sample that each function depends on its row alone")
     add("--format", action="append", help="text (a file is a document), lines (a line is one), jsonl, or a plug-in's")
-    add("--text", action="append", metavar="COLUMN", help="the column, path or template that is the text (text)")
-    add("--option", action="append", metavar="KEY=VALUE", help="of the files' format, e.g. delimiter=';'")
+    add("--text", action="append", metavar="COLUMN", help="column, path or template of the text (text)")
+    add("--option", action="append", metavar="KEY=VALUE", help="an option of the file format, e.g. delimiter=';'")
     add("--tokenizer", metavar="T", help="bytes, chars, or the path of a tokenizer.json")
     add("--append-eos", action="store_true", help="end every document with the end-of-document id")
-    add("--eos", metavar="TOKEN", help="that id, or its token; otherwise the tokenizer's own")
+    add("--eos", metavar="TOKEN", help="this id or token ends documents (the tokenizer's own)")
     add("--special", choices=("text", "parse"), help="<|endoftext|> in a document: characters (text), or the token")
     add("--chat", nargs="?", const="", metavar="TEMPLATE", help="conversations, by this template (the tokenizer's own)")
     add("--conversation-format", metavar="F", help="messages, sharegpt, alpaca, prompt_completion or preference")
     add_renames(parser)
     add("--keep-newest", type=whole_number, metavar="TOKENS", help="drop the oldest turns of longer conversations")
-    add("--name", help="name of the sources that are given without one")
+    add("--name", help="name of the sources that have none")
     add("--quantity", action="append", metavar="N", help="keep N rows of a source, or a share such as 0.1")
-    add("--holdout", type=float, metavar="SHARE", help="hold out as split val, e.g. 0.005")
-    add("--seed", type=int, help="of everything that is drawn (0)")
-    add("--workers", type=whole_number, help="processes (one for each CPU); the bytes do not depend on it")
-    add("--on-error", choices=("raise", "skip"), default="raise", help="a malformed row: stop and name it, or count it")
+    add("--holdout", type=float, metavar="SHARE", help="hold out a share as split val, e.g. 0.005")
+    add("--seed", type=int, help="seed of everything random (0)")
+    add("--workers", type=whole_number, help="processes (one per CPU); the result does not depend on it")
+    add("--on-error", choices=("raise", "skip"), default="raise", help="a malformed row: stop (raise), or count (skip)")
     add("--no-shuffle", action="store_true", help="keep documents in the order of the files")
     add("--quiet", action="store_true", help="no progress")
     add_json(parser)
@@ -101,27 +99,25 @@ def run(arguments: argparse.Namespace) -> None:
         _bake(recipe, arguments)
 
 
-def _explain(recipe: DatasetRecipe, arguments: argparse.Namespace) -> None:
-    from batchwright.baking import explain
+def _explain(recipe: bw.DatasetRecipe, arguments: argparse.Namespace) -> None:
     from batchwright.baking.check import check_functions
 
     if arguments.check:
         check_functions(recipe, on_error=arguments.on_error)
-    explanation = explain(recipe, on_error=arguments.on_error)
+    explanation = bw.explain(recipe, on_error=arguments.on_error)
     if arguments.json:
         print_json(explanation.as_json())
     else:
         print(explanation)
 
 
-def _bake(recipe: DatasetRecipe, arguments: argparse.Namespace) -> None:
-    from batchwright.baking import bake
+def _bake(recipe: bw.DatasetRecipe, arguments: argparse.Namespace) -> None:
     from batchwright.store.layout import current_version, is_store
 
     to, before = local_path(to=arguments.to), None
     if is_store(to):
         before = current_version(to)
-    baked = bake(
+    baked = bw.bake(
         recipe,
         to,
         workers=arguments.workers,
@@ -135,33 +131,21 @@ def _bake(recipe: DatasetRecipe, arguments: argparse.Namespace) -> None:
     elif not recipe.is_tokenized:
         print_json({"buffer": str(to), "num_rows": len(baked)})
     else:
-        print_json(
-            {
-                "store": str(baked.path),
-                "version": baked.version,
-                "fingerprint": baked.fingerprint,
-                "was_up_to_date": baked.version == before,
-                "num_documents": baked.num_rows,
-                "num_tokens": baked.num_tokens,
-                "tokenizer": baked.manifest.tokenizer,
-                "report": baked.report,
-            }
-        )
+        was_up_to_date = baked.version == before
+        print_json(store_facts(baked) | {"was_up_to_date": was_up_to_date, "report": baked.report})
 
 
-def _recipe_of_flags(arguments: argparse.Namespace) -> DatasetRecipe:
-    from batchwright.baking import DatasetRecipe
-
+def _recipe_of_flags(arguments: argparse.Namespace) -> bw.DatasetRecipe:
     if arguments.tokenizer is None:
         remedy = "--tokenizer bytes, --tokenizer chars, or --tokenizer path/to/tokenizer.json"
         raise SpecError("which tokenizer?", parameter="tokenizer", remedy=remedy)
     make_step = _text_step if arguments.chat is None else _chat_step
     step = make_step(arguments)
-    recipe = DatasetRecipe(seed=arguments.seed or 0)
+    recipe = bw.DatasetRecipe(seed=arguments.seed or 0)
     named = _sources(arguments.source, arguments.name)
-    formats = _per_source("format", arguments.format, named)
-    texts = _per_source("text", arguments.text, named)
-    quantities = _per_source("quantity", arguments.quantity, named)
+    formats = per_source("format", arguments.format, named)
+    texts = per_source("text", arguments.text, named)
+    quantities = per_source("quantity", arguments.quantity, named)
     options = _options(arguments.option, named)
     for name, paths in named.items():
         recipe.add_ingredient(
@@ -179,8 +163,6 @@ def _recipe_of_flags(arguments: argparse.Namespace) -> DatasetRecipe:
 
 
 def _text_step(arguments: argparse.Namespace) -> Any:
-    from batchwright.prepare import tokenize
-
     for name in _OF_CHAT:
         if getattr(arguments, name) is not None:
             flag = flag_of(name)
@@ -189,12 +171,10 @@ def _text_step(arguments: argparse.Namespace) -> Any:
     if eos is not None and eos.isdigit():
         eos = int(eos)
     append_eos = arguments.append_eos or eos is not None
-    return tokenize(arguments.tokenizer, append_eos=append_eos, eos=eos, special=arguments.special or "text")
+    return bw.tokenize(arguments.tokenizer, append_eos=append_eos, eos=eos, special=arguments.special or "text")
 
 
 def _chat_step(arguments: argparse.Namespace) -> Any:
-    from batchwright.prepare.chat.step import chat
-
     for name, instead in (
         ("text", "--columns, for the columns of a conversation"),
         ("append_eos", "leave it out: the template ends every turn"),
@@ -204,7 +184,7 @@ def _chat_step(arguments: argparse.Namespace) -> Any:
         if getattr(arguments, name) not in (None, False):
             what = f"{flag_of(name)} is for plain text, and --chat for conversations"
             raise SpecError(what, parameter=name, remedy=instead)
-    return chat(
+    return bw.chat(
         arguments.tokenizer,
         arguments.chat or None,
         format=arguments.conversation_format,
@@ -222,29 +202,6 @@ def _sources(given: list[str], default: str | None) -> dict[str | None, list[str
         folder = os.path.basename(os.path.commonpath([os.path.dirname(os.path.abspath(path)) for path in paths]))
         named.setdefault(folder or "data", []).extend(paths)
     return named
-
-
-def _per_source(flag: str, given: list[str] | None, named: Iterable[str | None]) -> dict[str | None, str | None]:
-    """The value for each source of a flag that was given as VALUE or NAME=VALUE."""
-    for_all: str | None = None
-    for_one: dict[str | None, str] = {}
-    for text in given or ():
-        name, equals, value = text.partition("=")
-        if not equals or not re.fullmatch(r"[\w.-]+", name):  # '{a} = {b}' names no source
-            for_all = text
-        elif name in named:
-            for_one[name] = value
-        else:
-            raise _no_source(flag, name, value, [known for known in named if known is not None])
-    return {name: for_one.get(name, for_all) for name in named}
-
-
-def _no_source(flag: str, name: str, value: str, names: list[str]) -> SpecError:
-    what = f"--{flag} {name}={value}: no source is named {name!r}"
-    if not names:
-        return SpecError(what, parameter=flag, sources="none has a name", remedy=f"--{flag} {value}")
-    meant = suggest(name, names) or names[0]
-    return SpecError(what, parameter=flag, sources=", ".join(names), remedy=f"--{flag} {meant}={value}")
 
 
 def _text(spec: str) -> str:
@@ -271,44 +228,37 @@ def _options(given: list[str] | None, named: Iterable[str | None]) -> dict[str |
 
 
 def _option_value(text: str) -> Any:
-    """
+    """A value as in JSON, or else the text.
+
     >>> _option_value(";"), _option_value("true"), _option_value("12")
     (';', True, 12)
     """
-    if text in ("true", "false"):
-        return text == "true"
-    if text == "null":
-        return None
-    if re.fullmatch(r"-?\d+", text):
-        return int(text)
-    return text.replace("\\t", "\t")
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text.replace("\\t", "\t")
 
 
 def _quantity(text: str | None) -> int | float | None:
     if text is None:
         return None
-    if re.fullmatch(r"[\d_]+", text):
-        return int(text)
-    try:
-        return float(text)
-    except ValueError:
-        raise SpecError(
-            f"--quantity {text} is neither a number of rows nor a share", parameter="quantity", remedy="10000, or 0.1"
-        ) from None
+    for number in (int, float):
+        with suppress(ValueError):
+            return number(text)
+    what = f"--quantity {text} is neither a number of rows nor a share"
+    raise SpecError(what, parameter="quantity", remedy="10000, or 0.1")
 
 
-def _recipe_of_file(arguments: argparse.Namespace) -> DatasetRecipe:
+def _recipe_of_file(arguments: argparse.Namespace) -> bw.DatasetRecipe:
     """The `recipe` of a Python file. Its functions travel to workers by value: they cannot import it."""
     import importlib.util
 
     import cloudpickle
 
-    from batchwright.baking import DatasetRecipe
-
     path = local_path(source=arguments.source[0])
     given = [flag_of(name) for name in _OF_A_RECIPE if getattr(arguments, name) not in (None, False)]
     if given:
-        raise SpecError(f"{', '.join(given)}: with a recipe file this is said in the recipe", file=path)
+        raise SpecError(f"{', '.join(given)}: a recipe file sets this itself", file=path)
     if not path.is_file():
         raise SpecError(f"no recipe at {path}", file=path, remedy="a Python file that defines `recipe`, or --format")
     spec = importlib.util.spec_from_file_location(f"batchwright_recipe_{path.stem}", path)
@@ -325,7 +275,7 @@ def _recipe_of_file(arguments: argparse.Namespace) -> DatasetRecipe:
     except (Exception, SystemExit) as error:
         raise SpecError(f"{path} failed: {error_in_words(error)}", file=path, line=_line_of(path, error)) from error
     recipe: Any = getattr(module, "recipe", None)
-    if not isinstance(recipe, DatasetRecipe):
+    if not isinstance(recipe, bw.DatasetRecipe):
         what = f"has a {type(recipe).__name__} as"
         if recipe is None:
             what = "does not define"

@@ -1,9 +1,8 @@
-"""Digest the batches of some steps: one number that is equal on any machine, for any ranks, workers and framework.
+"""Digest the batches of some steps: one number, equal on any machine and for any ranks, workers and framework.
 
-Compare it between two machines, two releases, or a plan and a run: batchwright.audit.digesting computes the
-same number from batches in a training loop. It hashes the input ids of every row of the global batch, in order (and
-targets and loss mask, where rows are whole documents); rows that an amendment skips are in no batch. STORE is any one
-store of a mixture: the plan knows where the others are.
+Compare it between two machines, two releases, or a plan and a run: batchwright.audit.digesting computes the same number
+in a training loop. It hashes the input ids of every row of the global batch, in order (for rows of whole documents also
+targets and loss mask). Rows that an amendment skips are in no batch.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import argparse
 
 from batchwright.base.words import counted
 from batchwright.cli.output import add_json, print_facts
-from batchwright.cli.values import check_positive, step_range, whole_number
+from batchwright.cli.values import add_plan, number_range
 
 __all__ = ["EXAMPLES", "SUMMARY", "add_arguments", "run"]
 
@@ -26,11 +25,10 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("store", metavar="STORE")
-    parser.add_argument("plan", metavar="PLAN", help="fingerprint, plan file or state file")
-    parser.add_argument("--steps", type=step_range, required=True, metavar="A-B", help="first and last step, e.g. 0-99")
-    parser.add_argument("--each", action="store_true", help="a number for every step, too")
-    parser.add_argument("--batch-size", type=whole_number, metavar="ROWS", help="where the plan does not say it")
+    add_plan(parser)
+    steps = "first and last step, e.g. 0-99"
+    parser.add_argument("--steps", type=number_range, required=True, metavar="A-B", help=steps)
+    parser.add_argument("--each", action="store_true", help="also a number for each step")
     add_json(parser)
 
 
@@ -38,7 +36,6 @@ def run(arguments: argparse.Namespace) -> None:
     from batchwright.audit.digesting import combine, digest_steps
     from batchwright.store.plans import find_plan
 
-    check_positive(arguments, "batch_size")
     first, last = arguments.steps
     plan = find_plan(arguments.store, arguments.plan, batch_size=arguments.batch_size)
     each, hashes, num_rows, num_tokens = [], [], 0, 0

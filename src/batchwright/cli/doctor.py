@@ -1,9 +1,9 @@
 """Find what is wrong with data before a run does.
 
-`doctor chat` renders and encodes the first 1,000 rows of a file of conversations, without baking anything, and says
-what would go wrong in training: rows that cannot be used, masks that are empty or leave out the end of turn, two start
-tokens, a template for another tokenizer, too many rows over length. Then it shows the masks of a few rows. Exit code 1
-where a check failed.
+`doctor chat` renders and encodes the first 1,000 rows of a file of conversations, without a bake, and reports what
+would go wrong in training: rows that cannot be used, masks that are empty or leave out the end of turn, two start
+tokens, a template for another tokenizer, too many rows over length. Then it shows the masks of a few rows. The exit
+code is 1 if a check failed.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+import batchwright as bw
 from batchwright.base.checks import at_least, local_path
 from batchwright.base.words import counted
 from batchwright.cli.output import add_json, print_json, printable
-from batchwright.cli.plan_settings import add_renames
-from batchwright.cli.values import whole_number
+from batchwright.cli.values import add_renames, count, whole_number
 
 if TYPE_CHECKING:
     from batchwright.loaders.chat_checks import Finding
@@ -44,15 +44,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("file", nargs="+", metavar="FILE", help="file, folder or glob")
     add("--tokenizer", required=True, help="a tokenizer.json, its folder, or bytes")
     add("--template", metavar="NAME", help="a built-in template, a .jinja file, or Jinja (the tokenizer's own)")
-    add("--max-length", type=whole_number, default=2048, metavar="TOKENS", help="of a row (2048)")
+    add("--max-length", type=whole_number, default=2048, metavar="TOKENS", help="most tokens of a row (2048)")
     cuts = ("drop", "keep_start", "keep_end", "drop_oldest")
-    add("--truncation", choices=cuts, default="drop", help="of rows over length (drop)")
+    add("--truncation", choices=cuts, default="drop", help="what happens to longer rows (drop)")
     add("--loss", help="assistant, last, all, or roles such as user+assistant (assistant; pairs: last)")
     add("--format", help="messages, sharegpt, alpaca, prompt_completion or preference (the first row's)")
     add_renames(chat)
-    add("--rows", type=whole_number, default=1000, metavar="N", help="how many rows to check (1000)")
+    add("--rows", type=count, default=1000, metavar="N", help="number of rows to check (1000)")
     add("--show", type=whole_number, default=2, metavar="N", help="rows to show with their masks (2)")
-    add("--html", metavar="PAGE", help="write these rows as a page, too")
+    add("--html", metavar="PAGE", help="also write these rows as a page")
     add_json(chat)
 
 
@@ -62,7 +62,6 @@ def run(arguments: argparse.Namespace) -> int:
     from batchwright.prepare.chat.policy import LossPolicy
 
     at_least(2, max_length=arguments.max_length)
-    at_least(1, rows=arguments.rows)
     if arguments.loss is not None:
         LossPolicy.of(arguments.loss)  # refused before the file is read
     cuts, keep_newest = arguments.truncation, None
@@ -82,9 +81,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _read(arguments: argparse.Namespace, keep_newest: int | None) -> ChatFile:
     from batchwright.loaders.chat_file import ChatFile
-    from batchwright.prepare.chat.step import chat
 
-    step = chat(
+    step = bw.chat(
         arguments.tokenizer,
         arguments.template,
         format=arguments.format,
@@ -145,7 +143,6 @@ def _lines(arguments: argparse.Namespace, file: ChatFile, findings: Sequence[Fin
 
 def _show(file: ChatFile, policy: LossPolicy, arguments: argparse.Namespace) -> None:
     """A few rows with their masks."""
-    from batchwright.batches.looking import look
     from batchwright.cli.masks import batch_of_documents, rows_of_conversation
     from batchwright.loaders.chat_checks import place_in_words
 
@@ -154,7 +151,7 @@ def _show(file: ChatFile, policy: LossPolicy, arguments: argparse.Namespace) -> 
         for one, place in zip(file.encoded[: arguments.show], file.places, strict=False)
         for row in rows_of_conversation(one.tokens, one.fields(), policy, place_in_words(place))
     ]
-    shown = look(batch_of_documents(rows), rows=len(rows), tokenizer=file.step.tokenizer)
+    shown = bw.look(batch_of_documents(rows), rows=len(rows), tokenizer=file.step.tokenizer)
     if not arguments.json:
         print(f"\n{shown}")
     if arguments.html:

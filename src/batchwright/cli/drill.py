@@ -1,8 +1,8 @@
 """Prove on your own plan that a run can be killed and restarted anywhere, on other ranks and workers.
 
-Reads the steps once without a break. Then reads them again in legs of real processes, each leg with other ranks and
-workers, started from the last checkpoint and killed with signal 9 at a random step. Every row and state that any rank
-was handed is compared with the uninterrupted run. Exit code 1 and the first step that differs, if any does.
+It reads the steps once without a break. Then it reads them again in legs of real processes, each leg with other ranks
+and workers, started from the last checkpoint and killed with signal 9 in a random step. Every row and state of every
+rank is compared with the uninterrupted run. If one differs, it prints the first step that does, with exit code 1.
 
 TARGET is a plan (its fingerprint with --store, or its file), or a store with loader settings. Nothing is written.
 """
@@ -15,16 +15,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import batchwright as bw
 from batchwright.base.checks import at_least, local_path
 from batchwright.base.errors import PlanError, SpecError
 from batchwright.base.words import counted
 from batchwright.cli.output import add_json, print_facts
-from batchwright.cli.plan_settings import add_settings, plan_of_settings, refuse_settings, settings_given
-from batchwright.cli.values import whole_number
+from batchwright.cli.values import add_settings, refuse_settings, settings_given, whole_number
 
 if TYPE_CHECKING:
     from batchwright.audit.drilling import DrillReport, Leg, LegResult
-    from batchwright.order.plan import Plan
 
 __all__ = ["EXAMPLES", "SUMMARY", "add_arguments", "run"]
 
@@ -41,14 +40,15 @@ _ROW = "{leg:>3}  {ranks:>5}  {workers:>7}  {prefetch:>8}  {steps:<13}  {ended:<
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("target", metavar="TARGET", help="a plan, or a store with loader settings")
-    parser.add_argument("--store", metavar="STORE", help="the plan's store")
-    parser.add_argument("--steps", type=whole_number, default=200, metavar="N", help="how many (200)")
-    parser.add_argument("--from-step", type=whole_number, default=0, metavar="N", help="the first of them (0)")
-    parser.add_argument("--ranks", type=_numbers, default=(1, 3, 8), metavar="N,...", help="ranks of the legs (1,3,8)")
-    parser.add_argument("--workers", type=_numbers, default=(0, 2), metavar="N,...", help="workers of a rank (0,2)")
-    parser.add_argument("--checkpoint-every", type=whole_number, default=10, metavar="N", help="steps (10)")
-    parser.add_argument("--kill-seed", type=int, metavar="N", help="kill in the same steps as an earlier drill")
+    add = parser.add_argument
+    add("target", metavar="TARGET", help="a plan, or a store with loader settings")
+    add("--store", metavar="STORE", help="the plan's store")
+    add("--steps", type=whole_number, default=200, metavar="N", help="number of steps (200)")
+    add("--from-step", type=whole_number, default=0, metavar="N", help="the first step (0)")
+    add("--ranks", type=_numbers, default=(1, 3, 8), metavar="N,...", help="ranks of the legs (1,3,8)")
+    add("--workers", type=_numbers, default=(0, 2), metavar="N,...", help="workers of a rank (0,2)")
+    add("--checkpoint-every", type=whole_number, default=10, metavar="N", help="steps between checkpoints (10)")
+    add("--kill-seed", type=int, metavar="N", help="kill in the same steps as an earlier drill")
     add_settings(parser)
     add_json(parser)
 
@@ -61,7 +61,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from batchwright.audit.drilling import drill, legs_over
+    from batchwright.audit.drilling import legs_over
 
     store, plan = _target(arguments)
     legs = legs_over(arguments.ranks, arguments.workers)
@@ -69,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
     at_least(len(legs), steps=arguments.steps)
     if not arguments.json:
         _begin(arguments, store, plan, rows, legs)
-    report = drill(
+    report = bw.drill(
         store,
         plan,
         steps=arguments.steps,
@@ -84,7 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
     return int(not report.ok)
 
 
-def _target(arguments: argparse.Namespace) -> tuple[Path, Plan]:
+def _target(arguments: argparse.Namespace) -> tuple[Path, bw.Plan]:
     """(store, plan with the batch size)."""
     from batchwright.store.plans import find_plan
 
@@ -97,25 +97,27 @@ def _target(arguments: argparse.Namespace) -> tuple[Path, Plan]:
     return root, found.cut_as([[0, 0, found.steps[-1][2]]])
 
 
-def _considered(folder: Path, arguments: argparse.Namespace) -> Plan:
+def _considered(folder: Path, arguments: argparse.Namespace) -> bw.Plan:
     """The plan of a store with loader settings."""
-    from batchwright.store import Store
+    from batchwright.cli.plan_settings import plan_of_settings
+    from batchwright.store.plans import list_plans
 
     if arguments.store is not None:
         raise SpecError(f"{folder} is a folder, and --store names another", remedy="a plan with --store")
-    store = Store(folder)
+    store = bw.Store(folder)
     if not settings_given(arguments):
+        plans = [plan.fingerprint for plan in list_plans(folder)]
         raise SpecError(
             "which plan?",
             parameter="target",
-            plans=_plans_of(folder),
+            plans=", ".join(plans) or "none is kept with this store",
             remedy=f"--chunk-size or --max-length (and more), or a plan: batchwright drill PLAN --store {folder}",
         )
     return plan_of_settings(store, arguments)
 
 
 def _store_of(plan: Path, arguments: argparse.Namespace) -> Path:
-    """The store that --store names, or in which the plan's file is."""
+    """The store that --store names, or the one around the plan's file."""
     from batchwright.store.layout import is_store
 
     if arguments.store is not None:
@@ -126,13 +128,7 @@ def _store_of(plan: Path, arguments: argparse.Namespace) -> Path:
     raise PlanError(f"the store of {arguments.target} is not known", remedy="--store STORE")
 
 
-def _plans_of(store: Path) -> str:
-    from batchwright.store.plans import list_plans
-
-    return ", ".join(plan.fingerprint for plan in list_plans(store)) or "none is kept with this store"
-
-
-def _begin(arguments: argparse.Namespace, store: Path, plan: Plan, rows: int, legs: list[Leg]) -> None:
+def _begin(arguments: argparse.Namespace, store: Path, plan: bw.Plan, rows: int, legs: list[Leg]) -> None:
     tokens = f"{plan.row_tokens:,} tokens"
     if any(source.rows for source in plan.all_sources):
         tokens = f"at most {tokens}"
@@ -192,12 +188,6 @@ def _as_json(report: DrillReport, store: Path) -> dict[str, Any]:
 
 
 def _leg_as_json(result: LegResult) -> dict[str, Any]:
-    return {
-        **asdict(result.leg),
-        "first_step": result.first_step,
-        "num_steps": result.num_steps,
-        "killed_in_step": result.killed_in_step,
-        "repeated_steps": result.repeated_steps,
-        "num_differences": len(result.differences),
-        "seconds": round(result.seconds, 3),
-    }
+    names = ("first_step", "num_steps", "killed_in_step", "repeated_steps")
+    facts = {**asdict(result.leg), **{name: getattr(result, name) for name in names}}
+    return {**facts, "num_differences": len(result.differences), "seconds": round(result.seconds, 3)}

@@ -1,15 +1,16 @@
 """Write a store's documents in the formats of other tools.
 
 The folder OUT gets files for each source and split: SOURCE-SPLIT.bin and .idx (megatron), .npy and .offsets.npy (npy),
-.parquet or .jsonl (a row for each document: source, split, file, row, tokens, text; of conversations also spans, which
-say whose turn each token is: the other formats have only tokens). Files appear when all are written, and replace others
-only with --force.
+.parquet or .jsonl (one row per document: source, split, file, row, tokens, text; for conversations also spans, with the
+role and turn of each token, which the other formats do not have). Files appear when all are written, and replace
+others only with --force.
 """
 
 from __future__ import annotations
 
 import argparse
 
+import batchwright as bw
 from batchwright.base.words import bytes_in_words
 from batchwright.cli.output import add_json, print_json
 
@@ -32,18 +33,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--source", metavar="NAME", help="only this source")
     add("--split", choices=("train", "val"), help="only this split")
     add("--version", metavar="ID", help="an older version of the store")
-    add("--force", action="store_true", help="write over files that are there")
+    add("--force", action="store_true", help="overwrite existing files")
     add("--quiet", action="store_true", help="no progress")
     add_json(parser)
 
 
 def run(arguments: argparse.Namespace) -> None:
-    from batchwright.store import open_store
-    from batchwright.store.export_tokens import export
-
-    store = open_store(arguments.store, version=arguments.version)
+    store = bw.open_store(arguments.store, version=arguments.version)
     settings = {name: getattr(arguments, name) for name in ("to", "source", "split", "force")}
-    files = export(store, arguments.out, show_progress=not arguments.quiet, **settings)
+    files = bw.export(store, arguments.out, show_progress=not arguments.quiet, **settings)
     sizes = {str(file): file.stat().st_size for file in files}
     if arguments.json:
         listed = [{"path": file, "num_bytes": size} for file, size in sizes.items()]

@@ -1,8 +1,8 @@
-"""Remove old versions of a store, and the work of bakes that did not finish.
+"""Remove old versions of a store, and the work of unfinished bakes.
 
 A version stays while a process has it open, and while a kept plan needs its content, so that a stopped run can resume.
-`batchwright plan forget STORE PLAN` releases a plan. Symbolic links are not followed, and stay. Indexes of packed rows
-are removed, and rebuilt when needed.
+`batchwright plan forget STORE PLAN` releases a plan. Symbolic links stay and are not followed. Indexes of packed rows
+are removed, and made again on demand.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("store", metavar="STORE")
     parser.add_argument("--keep", type=whole_number, default=0, metavar="N", help="keep the newest N old versions (0)")
-    parser.add_argument("--dry-run", action="store_true", help="say what would be removed, and remove nothing")
+    parser.add_argument("--dry-run", action="store_true", help="list what would be removed, and remove nothing")
     add_json(parser)
 
 
@@ -48,10 +48,10 @@ def run(arguments: argparse.Namespace) -> None:
         return
     verb = "would remove" if arguments.dry_run else "removed"
     for removal in removals:
-        size, plans = bytes_in_words(removal.num_bytes), ""
+        line = f"{_fate(removal, verb)}  {removal.folder}  {bytes_in_words(removal.num_bytes)}"
         if removal.plans:
-            plans = f"  needed by plan{'s' * (len(removal.plans) > 1)} {', '.join(removal.plans)}"
-        print(f"{_fate(removal, verb)}  {removal.folder}  {size}{plans}")
+            line += f"  needed by plan {', '.join(removal.plans)}"
+        print(line)
     if all(removal.is_kept for removal in removals):
         print("nothing to remove")
     else:

@@ -1,8 +1,8 @@
 """Describe a store, a buffer or a plan.
 
-Of a store: its sources, tokenizer, what the bake dropped and why, versions, plans and raw files. STORE PLAN, or a
-plan's file alone, says what `batchwright plan` says. Of a buffer's folder: rows, columns, origins, settings, versions,
-what the journal and the blocks take; --version has a version's name or number.
+For a store: its sources, tokenizer, what the bake dropped and why, versions, plans and raw files. For STORE PLAN, or a
+plan file: what `batchwright plan` prints. For a buffer, also while a process writes to it: rows, columns, origins,
+settings, versions, and the sizes of journal and blocks. --version is then a version's name or number.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import batchwright as bw
 from batchwright.base.errors import PlanError, SpecError
 from batchwright.base.words import bytes_in_words, counted
-from batchwright.cli.output import add_json, print_facts, printable
-from batchwright.cli.rows import describe_buffer, is_buffer
+from batchwright.cli.output import add_json, print_facts, printable, store_facts
+from batchwright.cli.values import is_buffer
 
 if TYPE_CHECKING:
-    from batchwright.store import Store
+    from batchwright.buffer.reads import Reads
 
 __all__ = ["EXAMPLES", "SUMMARY", "add_arguments", "run"]
 
@@ -33,10 +34,11 @@ examples:
 """
 
 _FILES_SHOWN = 5
+_ORIGINS_SHOWN = 10
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("store", metavar="STORE", help="a store, a buffer's folder, or a plan's file")
+    parser.add_argument("store", metavar="STORE", help="a store, a buffer, or a plan file")
     parser.add_argument("plan", metavar="PLAN", nargs="?", help="a plan that is kept with the store")
     parser.add_argument("--version", metavar="ID", help="an older version of the store, or a version of the buffer")
     parser.add_argument("--files", action="store_true", help="list all raw files")
@@ -44,18 +46,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    from batchwright.cli.plan import describe, streams_of
-    from batchwright.order.plan import Plan
+    from batchwright.cli.plan_words import describe
     from batchwright.order.plan_file import state_in
-    from batchwright.store import Store
     from batchwright.store.plans import find_plan
 
     if is_buffer(arguments.store):
-        _refuse_what_is_of_stores(arguments)
-        describe_buffer(arguments.store, version=arguments.version, as_json=arguments.json)
+        _describe_buffer(arguments)
     elif arguments.plan is not None:
-        plan = find_plan(arguments.store, arguments.plan)
-        describe(plan, streams=streams_of(arguments.store, plan), as_json=arguments.json)
+        describe(find_plan(arguments.store, arguments.plan), arguments.store, as_json=arguments.json)
     elif Path(arguments.store).is_file():
         state = state_in(arguments.store)
         if state is not None:
@@ -63,22 +61,17 @@ def run(arguments: argparse.Namespace) -> None:
                 f"{arguments.store} is a state of plan {state['plan']}",
                 remedy=f"batchwright info STORE {arguments.store}",
             )
-        describe(Plan.load(arguments.store), as_json=arguments.json)
+        describe(bw.Plan.load(arguments.store), as_json=arguments.json)
     else:
-        store = Store(arguments.store, version=arguments.version)
-        facts = {"store": arguments.store, **_facts(store, all_files=arguments.files)}
+        store = bw.Store(arguments.store, version=arguments.version)
+        facts = _facts(store, all_files=arguments.files)
         print_facts(facts, _lines(facts), as_json=arguments.json)
 
 
-def _refuse_what_is_of_stores(arguments: argparse.Namespace) -> None:
-    given = arguments.plan
-    if given is None and arguments.files:
-        given = "--files"
-    if given is not None:
-        raise SpecError(f"{given} means nothing here: {arguments.store} is a buffer", remedy=f"leave out {given}")
+# A store
 
 
-def _facts(store: Store, *, all_files: bool) -> dict[str, Any]:
+def _facts(store: bw.Store, *, all_files: bool) -> dict[str, Any]:
     from batchwright.store.layout import current_version
     from batchwright.store.plans import list_plans
     from batchwright.store.versions import list_versions
@@ -88,17 +81,12 @@ def _facts(store: Store, *, all_files: bool) -> dict[str, Any]:
     if not all_files:
         shown = min(shown, _FILES_SHOWN)
     names = ("split", "num_documents", "num_tokens", "num_shards", "fingerprint")
-    return {
-        "version": store.version,
+    return store_facts(store) | {
         "is_current": store.version == current_version(store.path),
         "versions": list_versions(store.path),
-        "fingerprint": store.fingerprint,
-        "num_documents": store.num_rows,
-        "num_tokens": store.num_tokens,
         "num_bytes": store.num_bytes,
         "adopted": store.manifest.adopted,
         "token_dtype": store.manifest.token_dtype,
-        "tokenizer": store.manifest.tokenizer,
         "sources": [
             {"name": stream.source, **{name: getattr(stream, name) for name in names}}
             for stream in store.manifest.streams
@@ -128,8 +116,12 @@ def _lines(facts: dict[str, Any]) -> Iterator[str]:
     for line in special_in_words(report):
         yield f"  special    {printable(line)}"
     yield from _dropped_lines(report)
-    yield _version_line(facts)
-    yield f"  plans      {', '.join(facts['plans']) or 'none yet: opening a loader keeps one'}"
+    version = f"  version    {facts['version']} ({'current' if facts['is_current'] else 'not the current one'})"
+    others = len(facts["versions"]) - 1
+    if others:
+        version += f", {counted(others, 'other')} beside it (`batchwright gc` removes unused ones)"
+    yield version
+    yield f"  plans      {', '.join(facts['plans']) or 'none yet: a loader keeps its plan'}"
     for note in report.get("notes", ()):
         yield f"  note       {note}"
     yield from _file_lines(facts)
@@ -169,15 +161,6 @@ def _dropped_lines(report: dict[str, Any]) -> Iterator[str]:
         yield f"  for example  {printable(str(file))}, row {row}: {printable(str(reason))}"
 
 
-def _version_line(facts: dict[str, Any]) -> str:
-    current = "current" if facts["is_current"] else "not the current one"
-    line = f"  version    {facts['version']} ({current})"
-    older = len(facts["versions"]) - 1
-    if older:
-        line += f", {counted(older, 'other')} beside it (`batchwright gc` removes what is not used)"
-    return line
-
-
 def _file_lines(facts: dict[str, Any]) -> Iterator[str]:
     line = f"  files      {facts['num_files']:,}"
     if facts["adopted"]:
@@ -188,3 +171,89 @@ def _file_lines(facts: dict[str, Any]) -> Iterator[str]:
     more = facts["num_files"] - len(facts["files"])
     if more > 0:
         yield f"    and {more:,} more: --files lists all"
+
+
+# A buffer
+
+
+def _describe_buffer(arguments: argparse.Namespace) -> None:
+    """Only reads, and never disturbs the writer."""
+    path, version = arguments.store, arguments.version
+    for given in (arguments.plan, "--files" if arguments.files else None):
+        if given is not None:
+            raise SpecError(f"{given} does not apply: {path} is a buffer", remedy=f"leave out {given}")
+    with bw.DatasetBuffer(path=path, read_only=True) as buffer:
+        facts = {"buffer": path, **_buffer_facts(path, buffer, _version(buffer, version))}
+    print_facts(facts, _buffer_lines(facts, version), as_json=arguments.json)
+
+
+def _version(buffer: bw.DatasetBuffer, name: str | None) -> Reads:
+    """A version by its name, or by its number where none has such a name; by default, what the buffer has now."""
+    if name is None:
+        return buffer
+    if name.isdecimal() and name not in [version.name for version in buffer.versions()]:
+        return buffer.at(int(name))
+    return buffer.at(name)
+
+
+def _buffer_facts(path: str, buffer: bw.DatasetBuffer, rows: Reads) -> dict[str, Any]:
+    journals, blocks = list(Path(path).glob("journal-*.log")), list(Path(path).glob("blocks/*.arrow"))
+    return {
+        "num_rows": len(rows),
+        "number": rows.number,
+        "kind": rows.kind,
+        "fingerprint": rows.content_fingerprint(),
+        "columns": [
+            {"name": field.name, "type": str(field), "required": field.required} for field in rows._look().schema
+        ],
+        "origins": [
+            {"name": found["values"], "num_rows": found["counts"]}
+            for found in rows.provenance()["origin"].value_counts().to_pylist()
+        ],
+        "settings": {"max_size": buffer.max_size, "drop_strategy": buffer.drop_strategy, "seed": buffer.seed},
+        "versions": [
+            {"number": version.number, "name": version.name, "time": str(version.time), "num_rows": version.rows}
+            for version in buffer.versions()
+        ],
+        "journal_bytes": sum(map(_size_of, journals)),
+        "num_block_files": len(blocks),
+        "block_bytes": sum(map(_size_of, blocks)),
+    }
+
+
+def _size_of(file: Path) -> int:
+    """The size of a file that a writer may remove meanwhile."""
+    try:
+        return file.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def _buffer_lines(facts: dict[str, Any], version: str | None) -> Iterator[str]:
+    heading = f"buffer {facts['buffer']}"
+    if version is not None:
+        heading += f" at version {printable(version)!r}"
+    yield f"{heading} ({facts['fingerprint'][:16]})"
+    yield f"  rows       {facts['num_rows']:,}, after {counted(facts['number'], 'change')}"
+    for column in facts["columns"]:
+        line = f"  column     {printable(column['name'])}  {column['type']}"
+        if not column["required"]:
+            line += ", optional"
+        yield line
+    for origin in facts["origins"][:_ORIGINS_SHOWN]:
+        if origin["name"] is not None:
+            yield f"  origin     {counted(origin['num_rows'], 'row')} from {printable(origin['name'])!r}"
+    yield f"  settings   {_settings_in_words(**facts['settings'])}"
+    for kept in facts["versions"]:
+        after = f"after change {kept['number']:,}, {kept['time'][:19]}"
+        yield f"  version    {kept['name']}: {counted(kept['num_rows'], 'row')}, {after}"
+    yield f"  journal    {bytes_in_words(facts['journal_bytes'])}"
+    yield f"  blocks     {counted(facts['num_block_files'], 'file')}, {bytes_in_words(facts['block_bytes'])}"
+    if len(facts["origins"]) > _ORIGINS_SHOWN:
+        yield f"  and {len(facts['origins']) - _ORIGINS_SHOWN:,} more origins: --json has all"
+
+
+def _settings_in_words(max_size: int | None, drop_strategy: str, seed: int) -> str:
+    if max_size is None:
+        return f"no limit, seed {seed}"
+    return f"at most {max_size:,}, dropping by {printable(drop_strategy)}, seed {seed}"

@@ -40,10 +40,10 @@ exit codes:
   0    done
   1    a check failed: verify or queue verify found damage, drill a difference, doctor a fault,
        rollouts a loss, shards one that cannot be read
-  2    not done: bad usage, bad input, somebody else is writing, no space left
-  70   a fault in batchwright itself
+  2    not done: bad usage, bad input, another process is writing, no space left
+  70   a bug in batchwright
   130  interrupted
-  141  the reader of the output went away
+  141  the reader of the output closed it
 
 `batchwright VERB --help` explains a verb. Results go to stdout, progress and errors to stderr.
 """
@@ -80,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _say(BAD_INPUT, f"{error.strerror or error}{where}")
     except Exception:
         traceback.print_exc()
-        return _say(BUG, f"this is a fault in batchwright {__version__}: please report it with the lines above")
+        return _say(BUG, f"this is a bug in batchwright {__version__}: please report it with the lines above")
     return code
 
 

@@ -17,12 +17,8 @@ from batchwright.store.plans import streams_for_plan
 from batchwright.store.stream import TokenStream
 
 __all__ = [
-    "DocumentRow",
-    "batch_of_documents",
-    "batch_of_step",
-    "default_loss",
-    "rows_of_conversation",
-    "rows_of_document",
+    *("DocumentRow", "batch_of_documents", "batch_of_step", "default_loss", "rows_of_conversation"),
+    *("rows_of_document", "tokens_at"),
 ]
 
 _SIDES = ("chosen", "rejected")
@@ -139,6 +135,13 @@ def batch_of_step(where: str, plan: Plan, rows: Sequence[Sequence[TraceRecord]])
         targets=extra.get("targets", tokens[:, 1:])[:, :width],
         segment_ids=segments,
     )
+
+
+def tokens_at(where: str, plan: Plan, positions: list[int]) -> dict[int, NDArray[Any]]:
+    """The tokens of the rows at some positions."""
+    flow = open_flow(streams_for_plan(where, plan), plan)
+    block = flow.at(np.array(positions, np.int64), lambda rows, width: np.empty((rows, width), np.int64))
+    return dict(zip(positions, block.tokens, strict=True))
 
 
 def _places(rows: Sequence[Sequence[TraceRecord]], positions: NDArray[np.int64], per_row: int) -> dict[str, Any]:

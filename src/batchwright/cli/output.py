@@ -8,10 +8,16 @@ import sys
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from batchwright.base.words import counted
+
+if TYPE_CHECKING:
+    from batchwright.store import Store
 
 __all__ = [
-    *("add_json", "indented", "limited", "lines_in_words", "number", "print_facts", "print_json", "printable", "table"),
+    *("add_json", "indented", "limited", "lines_in_words", "number", "percent", "print_damage", "print_facts"),
+    *("print_json", "printable", "store_facts", "table"),
 ]
 
 
@@ -38,6 +44,25 @@ def _plain(value: Any) -> Any:
     if hasattr(value, "tolist"):
         return value.tolist()  # NumPy's numbers and arrays
     raise TypeError(f"{type(value).__name__} in a JSON answer")
+
+
+def store_facts(store: Store) -> dict[str, Any]:
+    """What the JSON of every verb says of a store."""
+    return {
+        "store": str(store.path),
+        "version": store.version,
+        "fingerprint": store.fingerprint,
+        "num_documents": store.num_rows,
+        "num_tokens": store.num_tokens,
+        "tokenizer": store.manifest.tokenizer,
+    }
+
+
+def print_damage(where: Path, num_files: int, remedies: Sequence[str]) -> None:
+    """Say on stderr that a folder is damaged, and what to do."""
+    print(f"batchwright: {where} is damaged: {counted(num_files, 'file')}", file=sys.stderr)
+    if remedies:
+        print("  try        " + f"\n{'':13}".join(remedies), file=sys.stderr)
 
 
 def printable(text: str) -> str:
@@ -98,6 +123,14 @@ def number(value: int | None, missing: str = "") -> str:
     if value is None:
         return missing
     return f"{value:,}"
+
+
+def percent(share: float, digits: int = 2) -> str:
+    """
+    >>> percent(0.75), percent(1 / 3, 3)
+    ('75.00 %', '33.333 %')
+    """
+    return f"{100 * share:.{digits}f} %"
 
 
 def lines_in_words(lines: tuple[int, int] | None) -> str:

@@ -8,29 +8,24 @@ counted by the mean row, and the stores tell how many documents are in no row.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from batchwright.batches.samples import SampleRows
+from batchwright.loaders.stored import open_samples, spec_of_entry
+from batchwright.order.epochs import Epochs, Skips
+from batchwright.order.plan import Plan, PlanSource, Run
 from batchwright.order.plan_text import MANY_EPOCHS
-
-if TYPE_CHECKING:
-    from batchwright.batches.samples import SampleRows
-    from batchwright.order.plan import Plan, PlanSource, Run
-    from batchwright.order.sweep import MixLeg
-    from batchwright.store import TokenStream
+from batchwright.order.schedule import NEVER
+from batchwright.order.split import Cut, step_of_position
+from batchwright.order.sweep import MixLeg
+from batchwright.store import TokenStream
 
 __all__ = [
-    "AmendmentSummary",
-    "CapSummary",
-    "DocumentsSummary",
-    "PlanSummary",
-    "SourceSummary",
-    "StretchSummary",
+    *("AmendmentSummary", "CapSummary", "DocumentsSummary", "PlanSummary", "SourceSummary", "StretchSummary"),
     "summarize",
 ]
-
-_FEWEST_OF_A_RAMP = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +81,6 @@ class StretchSummary:
     """Shares by source; a missing source has none."""
     effective: dict[str, float]
     effective_tokens: dict[str, float]
-    is_inside_a_ramp: bool
-    """Neither the first nor the last of many equal steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,9 +130,6 @@ class PlanSummary:
     caps: tuple[CapSummary, ...]
     amendments: tuple[AmendmentSummary, ...]
 
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def summarize(
     plan: Plan, *, epochs: int | None = None, streams: Mapping[str, TokenStream] | None = None
@@ -155,8 +145,6 @@ class _Summary:
     """A plan, a run of it, and the end of that run."""
 
     def __init__(self, plan: Plan, epochs: int | None, streams: Mapping[str, TokenStream]) -> None:
-        from batchwright.order.epochs import Epochs, Skips
-
         self.plan, self.order, self.streams = plan, plan.order, streams
         self.all_epochs: Epochs = plan.epoch_spec["epochs"]
         self.skips = self.all_epochs.skips
@@ -179,17 +167,16 @@ class _Summary:
         return 1 + self.all_epochs.number(changed)
 
     def made(self) -> PlanSummary:
-        plan = self.plan
         stretches = self._stretches()
         sources = [self._source(number, source, stretches) for number, source in enumerate(self.sources)]
         batch_rows = None
         if self.steps:
             batch_rows = self.steps[-1][2]
         summary = PlanSummary(
-            fingerprint=plan.fingerprint,
-            row_tokens=plan.row_tokens,
+            fingerprint=self.plan.fingerprint,
+            row_tokens=self.plan.row_tokens,
             batch_rows=batch_rows,
-            epoch_rows=plan.epoch_rows,
+            epoch_rows=self.plan.epoch_rows,
             rows=self.end_live,
             skipped_rows=(self.end or 0) - (self.end_live or 0),
             mean_row_tokens=sum(source.effective_share * source.mean_row_tokens for source in sources),
@@ -257,8 +244,6 @@ class _Summary:
 
     def _read(self, run_end: int) -> tuple[int | None, list[tuple[int, int]]]:
         """(steps, spans [start, stop) of positions) that the run reads."""
-        from batchwright.order.split import Cut
-
         if not self.steps:
             return None, list(self._positions(0, run_end))
         num_steps = 0
@@ -308,7 +293,6 @@ class _Summary:
     # Shares
 
     def _stretches(self) -> list[StretchSummary]:
-        ramps = _inside_ramps([at for at, _ in self.plan.schedule])
         tokens_of_rows = dict(zip(self.order.names, self.mean_row_tokens, strict=True))
         found = []
         for leg in self.order.legs:
@@ -321,7 +305,6 @@ class _Summary:
                 asked=self._asked(leg),
                 effective=effective,
                 effective_tokens=_normalised({name: share * tokens_of_rows[name] for name, share in effective.items()}),
-                is_inside_a_ramp=any(first < leg.start < last for first, last in ramps),
             )
             found.append(stretch)
         return found
@@ -360,32 +343,23 @@ class _Summary:
         for max_epochs in (plan.max_epochs, *(amendment.max_epochs for amendment in plan.amendments)):
             caps |= dict(max_epochs)
         bound = {binding.source: binding.position for binding in self.order.bindings}
-        for source in self.order.names:
-            if source in caps:
-                yield self._cap(source, caps[source], bound.get(source))
-
-    def _cap(self, source: str, epochs: int, position: int | None) -> CapSummary:
-        """A cap that binds at a position, or never."""
-        if position is None:
-            return CapSummary(source, epochs)
         limit = self.order.epochs.limit
-        ends_the_stream = position == limit and (self.end is None or self.end >= limit)
-        if not ends_the_stream and not self._is_in_the_run(position):
-            return CapSummary(source, epochs)
-        return CapSummary(source, epochs, position, self._step(position), ends_the_stream)
+        for source in self.order.names:
+            position = bound.get(source, NEVER)
+            ends_the_stream = position == limit and (self.end is None or self.end >= limit)
+            if source not in caps:
+                continue
+            if position < NEVER and (ends_the_stream or self._is_in_the_run(position)):
+                yield CapSummary(source, caps[source], position, self._step(position), ends_the_stream)
+            else:
+                yield CapSummary(source, caps[source])
 
     # Places
 
     def _is_in_the_run(self, position: int) -> bool:
-        from batchwright.order.schedule import NEVER
-
-        if self.end is None:
-            return position < NEVER
-        return position < self.end
+        return position < (NEVER if self.end is None else self.end)
 
     def _step(self, position: int) -> int | None:
-        from batchwright.order.split import step_of_position
-
         if not self.steps:
             return None
         return step_of_position(self.steps, position, **self.plan.epoch_spec)
@@ -398,8 +372,6 @@ def _fill(plan: Plan, source: PlanSource) -> float | None:
 
 
 def _documents(source: PlanSource, stream: TokenStream | None) -> DocumentsSummary | None:
-    from batchwright.loaders.stored import open_samples, spec_of_entry
-
     if not source.rows or stream is None:
         return None
     rows = open_samples(stream, spec_of_entry(source.rows), source.name)
@@ -438,21 +410,3 @@ def _batches(cut: Any, live: int, end: int) -> Iterator[tuple[int, int, int]]:
 def _normalised(weights: Mapping[str, float]) -> dict[str, float]:
     total = sum(weights.values())
     return {name: weight / total for name, weight in weights.items() if weight}
-
-
-def _inside_ramps(starts: list[int]) -> list[tuple[int, int]]:
-    """(first, last) of positions that follow each other in equal steps, if these are many.
-
-    >>> _inside_ramps([0, 500, *range(1000, 2000, 100), 5000])
-    [(1000, 1900)]
-    """
-    found, first = [], 0
-    for i in range(1, len(starts) + 1):
-        is_equal = i < len(starts) and (
-            i == first + 1 or abs((starts[i] - starts[i - 1]) - (starts[first + 1] - starts[first])) <= 1
-        )
-        if not is_equal:
-            if i - first >= _FEWEST_OF_A_RAMP:
-                found.append((starts[first], starts[i - 1]))
-            first = i - 1  # a larger step may begin the next ramp
-    return found

@@ -1,23 +1,43 @@
-"""The summary of a plan as `batchwright plan` prints it."""
+"""A plan as `batchwright plan` prints it: its summary in words, or as JSON."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import Any
 
+from batchwright.base.errors import BatchwrightError
 from batchwright.base.words import counted, listed
-from batchwright.cli.output import number, printable, table
+from batchwright.cli.output import number, percent, print_facts, printable, table
+from batchwright.cli.plan_summary import CapSummary, PlanSummary, SourceSummary, summarize
+from batchwright.order.plan import Plan, PlanSource
 from batchwright.order.plan_text import MANY_EPOCHS
+from batchwright.store import TokenStream
+from batchwright.store.plans import streams_for_plan
 
-if TYPE_CHECKING:
-    from batchwright.cli.plan_summary import CapSummary, PlanSummary, SourceSummary
-    from batchwright.order.plan import Plan, PlanSource
-
-__all__ = ["render"]
+__all__ = ["describe", "render"]
 
 _SOURCES_SHOWN = 6
-_STRETCHES_SHOWN = 16
+_MIXES_SHOWN = 8
+
+
+def describe(
+    plan: Plan, where: Any = None, *, epochs: int | None = None, more: Mapping[str, Any] | None = None, as_json: bool
+) -> None:
+    """Print a plan. `where` is what `streams_for_plan` takes; `more` is for the JSON alone."""
+    summary = summarize(plan, epochs=epochs, streams=_streams(where, plan))
+    facts = {**asdict(summary), "plan": plan.spec(), "runs": plan.runs, **(more or {})}
+    print_facts(facts, [render(plan, summary)], as_json=as_json)
+
+
+def _streams(where: Any, plan: Plan) -> dict[str, TokenStream] | None:
+    """The streams of rows of whole documents, if they are still in their place: they tell what was left out."""
+    if where is not None and _has_documents(plan):
+        with suppress(BatchwrightError):
+            return streams_for_plan(where, plan)
+    return None
 
 
 def render(plan: Plan, summary: PlanSummary) -> str:
@@ -32,10 +52,10 @@ def render(plan: Plan, summary: PlanSummary) -> str:
         parts.append(_history(summary))
     often = [source.name for source in summary.sources if source.is_read_often]
     if often:
-        parts.append(
-            f"note: {printable(', '.join(often))}: read more than {MANY_EPOCHS} times. Repeats beyond that were "
-            "measured to teach little more;\n      a smaller weight, a shorter run, or more text."
+        few = (
+            "Measurements show little gain from more repeats:\n      use a smaller weight, a shorter run, or more text."
         )
+        parts.append(f"note: {printable(', '.join(often))}: read more than {MANY_EPOCHS} times. {few}")
     return "\n\n".join(parts)
 
 
@@ -61,7 +81,7 @@ def _head(plan: Plan, summary: PlanSummary) -> str:
 
 def _batch(plan: Plan, summary: PlanSummary) -> str:
     if summary.batch_rows is None:
-        return "not known: runs cut this plan differently, or none did yet (--batch-size)"
+        return "unknown: runs have different batch sizes, or none has started (--batch-size)"
     tokens = f"{summary.batch_rows * summary.row_tokens:,}"
     if _has_documents(plan):
         tokens = f"about {round(summary.batch_rows * summary.mean_row_tokens):,}"
@@ -71,7 +91,7 @@ def _batch(plan: Plan, summary: PlanSummary) -> str:
 
 def _run(plan: Plan, summary: PlanSummary) -> str:
     if summary.rows is None:
-        return "no end: --num-tokens, --num-rows or --stop gives it one"
+        return "endless: --num-tokens, --num-rows or --stop ends it"
     said = f"{summary.tokens:,} tokens"
     if summary.steps is not None:
         said = f"{counted(summary.steps, 'step')}, {said}"
@@ -101,10 +121,10 @@ def _sources(plan: Plan, summary: PlanSummary) -> str:
 
 def _cells(plan: Plan, source: SourceSummary, *, both: bool) -> dict[str, str]:
     cells = {"source": printable(source.name), "split": source.split}
-    asked, effective = f"{100 * source.asked_share:.2f} %", f"{100 * source.effective_share:.3f} %"
+    asked, effective = percent(source.asked_share), percent(source.effective_share, 3)
     if both:
         cells |= {f"asked ({plan.by})": asked, "effective (rows)": effective}
-        cells["effective (tokens)"] = f"{100 * source.effective_token_share:.3f} %"
+        cells["effective (tokens)"] = percent(source.effective_token_share, 3)
     else:
         cells |= {"asked": asked, "effective": effective}
     in_all = "tokens in rows" if _has_documents(plan) else "tokens in store"
@@ -138,16 +158,16 @@ def _documents_of(of: PlanSource, source: SourceSummary) -> Iterator[str]:
     if rows.get("pairs"):
         noun, how = "pair", "two rows of a batch each"
     if source.fill is not None:
-        how = f"packed {rows['packing']}, {100 * source.fill:.2f} % full"
+        how = f"packed {rows['packing']}, {percent(source.fill)} full"
     line = f"  {printable(source.name)}: {counted(source.num_rows, noun)}, {how}, "
-    line += f"{source.mean_row_tokens:,.1f} tokens in the mean"
+    line += f"{source.mean_row_tokens:,.1f} tokens on average"
     if "loss" in rows:
         line += f", loss on {rows['loss']}"
     if documents is None:
         yield line
         return
     if documents.learned_share is not None:
-        line += f" ({100 * documents.learned_share:.1f} % of the tokens)"
+        line += f" ({percent(documents.learned_share, 1)} of the tokens)"
     yield line
     over = f"over {rows['row_tokens']:,} tokens"
     reasons = {"over length": over, "empty mask": "nothing to learn"}
@@ -162,15 +182,14 @@ def _of_all(count: int, total: int) -> str:
     >>> _of_all(312, 40_000)
     '312 of 40,000 documents (0.8 %)'
     """
-    return f"{count:,} of {counted(total, 'document')} ({100 * count / max(total, 1):.1f} %)"
+    return f"{count:,} of {counted(total, 'document')} ({percent(count / max(total, 1), 1)})"
 
 
 def _stretches(plan: Plan, summary: PlanSummary) -> str:
-    """A line for each mix: of a ramp, the first and the last; of very many, the first and the last few."""
-    both = _tells_both(plan, summary)
-    shown = [stretch for stretch in summary.stretches if not stretch.is_inside_a_ramp]
-    if len(shown) > _STRETCHES_SHOWN:
-        shown = [*shown[: _STRETCHES_SHOWN // 2], *shown[-_STRETCHES_SHOWN // 2 :]]
+    """A line for each mix; of many, the first and the last few."""
+    both, shown = _tells_both(plan, summary), summary.stretches
+    if len(shown) > _MIXES_SHOWN:
+        shown = (*shown[: _MIXES_SHOWN // 2], *shown[-_MIXES_SHOWN // 2 :])
     rows = []
     for stretch in shown:
         row = {"from step": number(stretch.from_step), "position": number(stretch.from_position)}
@@ -196,7 +215,7 @@ def _shares_in_words(shares: Mapping[str, float]) -> str:
     >>> _shares_in_words({"web": 0.75, "code": 0.25})
     'web 75.00 %, code 25.00 %'
     """
-    return listed((f"{printable(name)} {100 * share:.2f} %" for name, share in shares.items()), _SOURCES_SHOWN)
+    return listed((f"{printable(name)} {percent(share)}" for name, share in shares.items()), _SOURCES_SHOWN)
 
 
 def _cap(cap: CapSummary) -> str:
@@ -204,11 +223,11 @@ def _cap(cap: CapSummary) -> str:
     if cap.position is None:
         return f"{most}not reached"
     then = "the stream ends there" if cap.ends_the_stream else "the others share its place"
-    return f"{most}given by {_place(cap.step, cap.position)}: {then}"
+    return f"{most}reached at {_place(cap.step, cap.position)}: {then}"
 
 
 def _history(summary: PlanSummary) -> str:
-    lines = ["history", f"  {summary.amendments[0].parent}  as it began"]
+    lines = ["history", f"  {summary.amendments[0].parent}  the original"]
     for a in summary.amendments:
         place = _place(a.from_step, a.from_position)
         lines.append(f"  {a.fingerprint}  amends {a.parent[:8]} from {place}: {printable(a.change)}")

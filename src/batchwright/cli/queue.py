@@ -1,10 +1,10 @@
 """A queue of batches: show its files and processes, verify it, or remove it.
 
-`status` looks at a queue from outside, while providers and consumers work on it: nothing is locked or changed.
-`verify` reads every file, all bytes of it, and compares it with its checksums, its name and the queue's meta; exit code
-1 says that something is damaged. --quarantine puts damaged files that wait aside, and asks for them again.
-`purge` removes a queue's files and all that it remembers, so that numbers begin at 0 again. It refuses while a process
-uses the queue, and leaves files that are not a queue's.
+`status` reads a queue while providers and consumers use it. It locks and changes nothing.
+`verify` reads every byte and compares it with checksums, file names and the queue's meta. The exit code is 1 if
+something is damaged. --quarantine moves damaged ready files away, and requests their numbers again.
+`purge` removes the files and records of a queue, so that numbers begin at 0 again. It refuses while a process uses the
+queue, and leaves files that are not a queue's.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from batchwright.base.errors import SpecError
 from batchwright.base.words import bytes_in_words, counted, listed
-from batchwright.cli.output import add_json, indented, limited, number, print_facts, print_json, printable
+from batchwright.cli.output import add_json, indented, limited, number, print_damage, print_facts, printable
 
 if TYPE_CHECKING:
     from batchwright.queue.purge import Purged
@@ -41,41 +40,39 @@ _SHOWN = 10
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("what", metavar="WHAT", choices=("status", "purge", "verify"), help="status, verify or purge")
-    add("path", metavar="PATH", help="data/<dataset>, or the queue folder in it")
-    add("--split", metavar="NAME", help="of purge: remove only this split")
-    add("--force", action="store_true", help="of purge: also while a process uses the queue")
-    add("--quarantine", action="store_true", help="of verify: put damaged files aside, to be made again")
-    add("--all", action="store_true", help="of status and purge: list everything")
-    add_json(parser)
+    whats = parser.add_subparsers(metavar="WHAT", required=True)
+    status = whats.add_parser("status", help="files, providers and consumers")
+    verify = whats.add_parser("verify", help="check every byte")
+    purge = whats.add_parser("purge", help="remove the queue")
+    for sub, act in ((status, _status), (verify, _verify), (purge, _purge)):
+        sub.set_defaults(act=act)
+        sub.add_argument("path", metavar="PATH", help="data/<dataset>, or the queue folder in it")
+        add_json(sub)
+    for sub in (status, purge):
+        sub.add_argument("--all", action="store_true", help="list everything")
+    verify.add_argument("--quarantine", action="store_true", help="move damaged files away, to be made again")
+    purge.add_argument("--split", metavar="NAME", help="remove only this split")
+    purge.add_argument("--force", action="store_true", help="also while a process uses the queue")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    for name, of in (("split", "purge"), ("force", "purge"), ("quarantine", "verify")):
-        if getattr(arguments, name) and arguments.what != of:
-            raise SpecError(
-                f"--{name} is of {of}, not of {arguments.what}",
-                parameter=name,
-                remedy=f"batchwright queue {of} {shlex.quote(arguments.path)}",
-            )
-    if arguments.what == "verify":
-        return _verify(arguments)
-    shown = sys.maxsize if arguments.all else _SHOWN
-    if arguments.what == "status":
-        return _status(arguments, shown)
-    return _purge(arguments, shown)
+    return int(arguments.act(arguments))
 
 
 # status
 
 
-def _status(arguments: argparse.Namespace, shown: int) -> int:
+def _status(arguments: argparse.Namespace) -> int:
     from batchwright.queue.status import queue_status
 
     status = queue_status(arguments.path)
-    print_facts(status, _render(status, shown), as_json=arguments.json)
+    print_facts(status, _render(status, _shown(arguments)), as_json=arguments.json)
     return 0
+
+
+def _shown(arguments: argparse.Namespace) -> int:
+    """The number of names that are listed."""
+    return sys.maxsize if arguments.all else _SHOWN
 
 
 def _render(status: dict[str, Any], shown: int) -> Iterator[str]:
@@ -239,38 +236,24 @@ def _verify(arguments: argparse.Namespace) -> int:
     from batchwright.queue.verify import verify_queue
 
     found = verify_queue(arguments.path, quarantine=arguments.quarantine)
-    if arguments.json:
-        print_json(
-            {
-                "queue": str(found.queue),
-                "ok": not found.damaged,
-                "num_files": found.num_files,
-                "num_bytes": found.num_bytes,
-                "num_gone": found.num_gone,
-                "damaged": [asdict(one) for one in found.damaged],
-            }
-        )
-    elif found.damaged:
-        _print_damage(found, arguments)
-    else:
-        size = f"{counted(found.num_files, 'file')}, {bytes_in_words(found.num_bytes)}"
-        if found.num_gone:
-            size += f"; {found.num_gone:,} more were used up meanwhile"
-        print(f"{found.queue}: whole ({size})")
+    facts = asdict(found) | {"ok": not found.damaged}
+    print_facts(facts, _verified(found), as_json=arguments.json)
+    if found.damaged and not arguments.json:
+        print_damage(found.queue, len(found.damaged), list(_remedies(found, arguments)))
     return int(bool(found.damaged))
 
 
-def _print_damage(found: Verified, arguments: argparse.Namespace) -> None:
+def _verified(found: Verified) -> Iterator[str]:
     for one in found.damaged:
         line = f"{one.file}: {printable(one.what)}"
         if one.moved_to:
             line += f"; moved to {one.moved_to}"
-        print(line)
-    print(f"batchwright: {found.queue} is damaged: {counted(len(found.damaged), 'file')}", file=sys.stderr)
-    label = "  try"
-    for remedy in _remedies(found, arguments):
-        print(label.ljust(13) + remedy, file=sys.stderr)
-        label = ""
+        yield line
+    if not found.damaged:
+        size = f"{counted(found.num_files, 'file')}, {bytes_in_words(found.num_bytes)}"
+        if found.num_gone:
+            size += f"; {found.num_gone:,} more were used up meanwhile"
+        yield f"{found.queue}: whole ({size})"
 
 
 def _remedies(found: Verified, arguments: argparse.Namespace) -> Iterator[str]:
@@ -287,12 +270,11 @@ def _remedies(found: Verified, arguments: argparse.Namespace) -> Iterator[str]:
 # purge
 
 
-def _purge(arguments: argparse.Namespace, shown: int) -> int:
+def _purge(arguments: argparse.Namespace) -> int:
     from batchwright.queue.purge import purge
 
     done = purge(arguments.path, arguments.split, force=arguments.force)
-    facts = {"queue": str(done.queue), "num_bytes": done.num_bytes, "removed": done.removed, "left": done.left}
-    print_facts(facts, _purged(done, shown), as_json=arguments.json)
+    print_facts(asdict(done), _purged(done, _shown(arguments)), as_json=arguments.json)
     return 0
 
 

@@ -1,9 +1,9 @@
-"""Where every prompt of a rollout log is, or all that happened to one.
+"""The state of every prompt of a rollout log, or the history of one.
 
-`status` counts from the journal: what is in flight and who has it, what waits for the trainer, what it took, what was
-stale, dropped or came late; and that no prompt is lost and none used twice. Exit code 1 says that one is. --position
-has the position of a checkpoint, in rows: what the run that it restores has used, and what it gets again.
-`show` prints the history of one prompt and its answer: by its ordinal, or by the position of a row that a trainer used
+`status` counts prompts from the journal: in flight and by whom, waiting, taken, stale, dropped, late. The exit code is
+1 if a prompt is lost or used twice. --position is that of a checkpoint, in rows: it shows what the restored run has
+used, and what it gets again.
+`show` prints the history of one prompt and its answer, by its ordinal or by the position of a row that a trainer used
 (`batch.metadata["position"]`). Neither locks or changes anything.
 """
 
@@ -16,13 +16,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from batchwright.base.errors import SpecError
-from batchwright.base.words import bytes_in_words, counted, truncated
+from batchwright.base.words import bytes_in_words, counted, listed, truncated
 from batchwright.cli.output import add_json, limited, print_facts, printable
 from batchwright.cli.values import whole_number
 
 __all__ = ["EXAMPLES", "SUMMARY", "add_arguments", "run"]
 
-SUMMARY = "where every prompt of a rollout log is, or all that happened to one"
+SUMMARY = "the state of every prompt of a rollout log, or the history of one"
 
 EXAMPLES = """\
 examples:
@@ -37,19 +37,19 @@ _MAX_LEASES = 5
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("what", metavar="WHAT", choices=("status", "show"), help="status, or show")
-    add("folder", metavar="FOLDER", help="a rollout log")
-    add("ordinal", metavar="ORDINAL", nargs="?", type=whole_number, help="of show: the prompt")
-    add("--position", type=whole_number, metavar="ROWS", help="of status: a checkpoint's; of show: a row's")
-    add("--all", action="store_true", help="of status: list all leases")
-    add_json(parser)
+    whats = parser.add_subparsers(metavar="WHAT", required=True)
+    status, show = whats.add_parser("status", help="all prompts"), whats.add_parser("show", help="one prompt")
+    for sub, act, position in ((status, _status, "of a checkpoint"), (show, _show, "of a row, in place of ORDINAL")):
+        sub.set_defaults(act=act)
+        sub.add_argument("folder", metavar="FOLDER", help="a rollout log")
+        sub.add_argument("--position", type=whole_number, metavar="ROWS", help=f"the position {position}")
+        add_json(sub)
+    status.add_argument("--all", action="store_true", help="list all leases")
+    show.add_argument("ordinal", metavar="ORDINAL", nargs="?", type=whole_number, help="the prompt")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    if arguments.what == "show":
-        return _show(arguments)
-    return _status(arguments)
+    return int(arguments.act(arguments))
 
 
 def _show(arguments: argparse.Namespace) -> int:
@@ -71,13 +71,8 @@ def _show(arguments: argparse.Namespace) -> int:
 def _status(arguments: argparse.Namespace) -> int:
     from batchwright.rollouts.log.status import status
 
-    if arguments.ordinal is not None:
-        remedy = f"batchwright rollouts show {arguments.folder} {arguments.ordinal}"
-        raise SpecError("status is of all prompts", parameter="ORDINAL", remedy=remedy)
     facts = {"folder": arguments.folder, **status(arguments.folder, arguments.position)}
-    max_leases = _MAX_LEASES
-    if arguments.all:
-        max_leases = len(facts["in_flight"])
+    max_leases = len(facts["in_flight"]) if arguments.all else _MAX_LEASES
     print_facts(facts, _status_lines(facts, max_leases), as_json=arguments.json)
     return int(bool(facts["lost"] or facts["used_twice"] or facts.get("checkpoint", {}).get("missing")))
 
@@ -134,13 +129,14 @@ def _lease(lease: dict[str, Any]) -> str:
     return f"{lease['ordinal']}: {holder}, for {lease['age_seconds']:,.0f} s, {end}"
 
 
-def _ordinals(ordinals: list[int], shown: int = 10) -> str:
+def _ordinals(ordinals: list[int]) -> str:
+    """
+    >>> _ordinals([]), _ordinals([3, 7])
+    ('0', '2 (3, 7)')
+    """
     if not ordinals:
         return "0"
-    words = list(map(str, ordinals[:shown]))
-    if len(ordinals) > shown:
-        words.append("...")
-    return f"{len(ordinals):,} ({', '.join(words)})"
+    return f"{len(ordinals):,} ({listed(ordinals, 10)})"
 
 
 def _history_lines(facts: dict[str, Any]) -> Iterator[str]:

@@ -1,8 +1,8 @@
 """Prepare and train with one command: providers and the trainer start together, and end together.
 
-The trainer starts when the first provider has written what its batches are. What providers say comes out on stderr,
-with "provider 1 | " before each line; the trainer has the terminal. One Ctrl-C stops all, a second one at once. Where
-a provider dies, its message is shown, and the others go on. The exit code is the trainer's.
+The trainer starts when the first provider has written the meta of its batches. The trainer has the terminal; output of
+providers goes to stderr, with "provider 1 | " before each line. One Ctrl-C stops all, a second one at once. If a
+provider dies, its message is shown, and the others continue. The exit code is the trainer's.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from batchwright.base.errors import SpecError
+from batchwright.base.machine import boot_id, die_with_parent, is_linux
 from batchwright.cli.prepare import ACCEPT_CHANGE, find_modules_here
 from batchwright.cli.train import trainer_of
-from batchwright.cli.values import whole_number
+from batchwright.cli.values import count
+from batchwright.queue.members import Liveness
 
 __all__ = ["EXAMPLES", "SUMMARY", "TAKES_SETTINGS", "add_arguments", "run"]
 
@@ -46,7 +47,7 @@ _PATIENCE_SECONDS = 10.0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "batchwright run [-h] [--providers N] [--accept-change] CONFIG [--NAME=VALUE ...]"
     parser.add_argument("config", metavar="CONFIG", help="the config that provider and trainer share")
-    parser.add_argument("--providers", type=whole_number, default=1, metavar="N", help="how many prepare (1)")
+    parser.add_argument("--providers", type=count, default=1, metavar="N", help="number of providers (1)")
     parser.add_argument("--accept-change", action="store_true", help=ACCEPT_CHANGE)
 
 
@@ -54,8 +55,6 @@ def run(arguments: argparse.Namespace) -> int:
     find_modules_here()  # first: it imports NumPy, where Ctrl-C must just end
     from batchwright.queue.config import load_config
 
-    if arguments.providers < 1:
-        raise SpecError("at least one has to prepare", parameter="--providers", remedy="--providers 1")
     config = load_config(arguments.config, arguments.settings)
     trainer = trainer_of(config)
     given = [arguments.config, *arguments.settings]
@@ -162,9 +161,6 @@ class _Together:
         return None
 
     def _has_begun(self) -> bool:
-        from batchwright.base.machine import boot_id
-        from batchwright.queue.members import Liveness
-
         pids = {provider.process.pid for provider in self.providers if not provider.is_over}
         # Before it makes or waits, it reads its data, and may yet find that another provider made the queue.
         return any(
@@ -190,15 +186,11 @@ class _Together:
         provider.pump.join(timeout=1)  # its last words first
         if provider.is_asked:
             return
-        others, how = "none is left", f"exit code {provider.process.returncode}"
-        left = sum(not other.is_over for other in self.providers)
-        if left == 1:
-            others = "another goes on"
-        elif left:
-            others = f"{left} others go on"
+        how, left = f"exit code {provider.process.returncode}", sum(not other.is_over for other in self.providers)
         if provider.process.returncode < 0:
             how = f"killed by {signal.Signals(-provider.process.returncode).name}"
-        _say(f"provider {provider.number} (pid {provider.process.pid}) ended: {how}; {others}")
+        pid = provider.process.pid
+        _say(f"provider {provider.number} (pid {pid}) ended: {how}; {left} of {len(self.providers)} left")
 
     def _signalled(self, number: signal.Signals) -> None:
         """The first one asks all to stop, a second one ends them. (Ctrl-C reaches the trainer from the terminal.)"""
@@ -268,7 +260,6 @@ def _launch(function: str, *arguments: Any) -> list[str]:
 
 
 def _as_provider(parent_pid: int, given: list[str]) -> None:
-    from batchwright.base.machine import die_with_parent
     from batchwright.cli.main import main
 
     die_with_parent(parent_pid)
@@ -276,8 +267,6 @@ def _as_provider(parent_pid: int, given: list[str]) -> None:
 
 
 def _as_trainer(parent_pid: int, trainer: str, given: list[str]) -> None:
-    from batchwright.base.machine import die_with_parent, is_linux
-
     die_with_parent(parent_pid)
     if is_linux():  # which remembers whose child it is
         os.execv(sys.executable, [sys.executable, trainer, *given])

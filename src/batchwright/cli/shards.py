@@ -1,20 +1,21 @@
 """List shards of positions, or convert them to a format that reads fast.
 
-`info DIR` lists shards with their rows, bytes and columns, from headers: of JSONL and pickle these are known only after
-reading, which --count does. Exit code 1 says that a shard cannot be read.
-`convert DIR OUT` writes every shard anew, under the same name with another extension, and says how many rows a second
-are read before and after. Run again, it continues: what was made from the same input is not made again. A pickle can
-run code when it is read: --allow-pickle is for files that you made.
+`info DIR` lists rows, bytes and columns of shards, from their headers. JSONL and pickle have no header: --count reads
+them. The exit code is 1 if a shard cannot be read.
+`convert DIR OUT` writes every shard under the same name with another extension, and prints the rows read per second
+before and after. Run again, it continues: files made from the same input stay. A pickle can run code when it is read:
+--allow-pickle is for files that you made.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import string
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from batchwright.base.errors import SourceError, SpecError
+from batchwright.base.errors import SourceError
 from batchwright.base.words import bytes_in_words, counted
 from batchwright.cli.output import add_json, number, print_facts, printable, table
 
@@ -38,17 +39,21 @@ _FORMATS = ("npz", "safetensors", "arrow", "parquet")  # as shards.convert has t
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("what", metavar="WHAT", choices=("info", "convert"), help="info, or convert")
-    parser.add_argument("directory", metavar="DIR", help="a directory of shards")
-    parser.add_argument("out", metavar="OUT", nargs="?", help="of convert: the folder to write into")
-    parser.add_argument("--range", default="all", metavar="RANGE", help="which shards: 0-99, 7, 0-9,20-29 (all)")
-    parser.add_argument("--allow-pickle", action="store_true", help="read pickles, which can run code: you made them")
-    parser.add_argument("--columns", type=_names, metavar="NAME,...", help="only these columns (all)")
-    parser.add_argument("--to", choices=_FORMATS, help="of convert: the format (npz)")
-    parser.add_argument("--force", action="store_true", help="of convert: write over files that it did not make")
-    parser.add_argument("--count", action="store_true", help="of info: read shards whose headers do not say enough")
-    parser.add_argument("--quiet", action="store_true", help="of convert: no progress")
-    add_json(parser)
+    whats = parser.add_subparsers(metavar="WHAT", required=True)
+    info = whats.add_parser("info", help="list shards")
+    convert = whats.add_parser("convert", help="write shards in another format")
+    for sub, act in ((info, _info), (convert, _convert)):
+        sub.set_defaults(act=act)
+        sub.add_argument("directory", metavar="DIR", help="a directory of shards")
+        sub.add_argument("--range", default="all", metavar="RANGE", help="shard numbers: 0-99, 7, 0-9,20-29 (all)")
+        sub.add_argument("--allow-pickle", action="store_true", help="read pickles, which can run code: you made them")
+        sub.add_argument("--columns", type=_names, metavar="NAME,...", help="only these columns (all)")
+        add_json(sub)
+    info.add_argument("--count", action="store_true", help="read shards whose headers do not say enough")
+    convert.add_argument("out", metavar="OUT", help="the folder to write into")
+    convert.add_argument("--to", choices=_FORMATS, default="npz", help="the format (npz)")
+    convert.add_argument("--force", action="store_true", help="overwrite files that it did not make")
+    convert.add_argument("--quiet", action="store_true", help="no progress")
 
 
 def _names(text: str) -> list[str]:
@@ -63,23 +68,7 @@ def _names(text: str) -> list[str]:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    _check_usage(arguments)
-    if arguments.what == "convert":
-        return _convert(arguments)
-    return _info(arguments)
-
-
-def _check_usage(arguments: argparse.Namespace) -> None:
-    if arguments.what == "info":
-        for name, given in {"OUT": arguments.out, "--to": arguments.to, "--force": arguments.force}.items():
-            if given not in (None, False):
-                raise SpecError(f"{name} is of convert", parameter=name, remedy="batchwright shards convert DIR OUT")
-        return
-    if arguments.out is None:
-        remedy = f"batchwright shards convert {arguments.directory} OUT"
-        raise SpecError("convert into which folder?", parameter="OUT", remedy=remedy)
-    if arguments.count:
-        raise SpecError("--count is of info", parameter="--count", remedy="batchwright shards info DIR --count")
+    return int(arguments.act(arguments))
 
 
 # info
@@ -97,8 +86,6 @@ def _info(arguments: argparse.Namespace) -> int:
 
 def _facts(number: int, path: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """One shard as plain values: rows and columns are None where only reading would tell."""
-    import os
-
     from batchwright.columns.shard import format_of
 
     kind = format_of(path)
@@ -202,7 +189,7 @@ def _convert(arguments: argparse.Namespace) -> int:
     done = convert(
         arguments.directory,
         arguments.out,
-        to=arguments.to or "npz",
+        to=arguments.to,
         columns=arguments.columns,
         allow_pickle=arguments.allow_pickle,
         shard_range=arguments.range,
@@ -215,29 +202,22 @@ def _convert(arguments: argparse.Namespace) -> int:
 
 
 def _converted_as_json(done: Conversion) -> dict[str, Any]:
-    reading = None
+    facts: dict[str, Any] = {"directory": done.directory, "out": done.out, "to": done.to}
+    for name in ("rows", "bytes_before", "bytes_after"):
+        facts[name] = sum(getattr(shard, name) for shard in done.shards)
+    facts |= {"seconds": done.seconds, "reading": None}
     if done.speed is not None:
-        reading = {
+        facts["reading"] = {
             "rows_per_second_before": done.speed.before,
             "rows_per_second_after": done.speed.after,
             "num_shards": done.speed.num_shards,
             "num_rows": done.speed.num_rows,
         }
-    sums = {
-        name: sum(getattr(shard, name) for shard in done.shards) for name in ("rows", "bytes_before", "bytes_after")
-    }
     names = ("number", "input", "output", "rows", "bytes_before", "bytes_after", "was_there")
-    return {
-        "directory": done.directory,
-        "out": done.out,
-        "to": done.to,
-        **sums,
-        "seconds": done.seconds,
-        "reading": reading,
-        "shards": [
-            {**{name: getattr(shard, name) for name in names}, "columns": _plain(shard.schema)} for shard in done.shards
-        ],
-    }
+    shards = [
+        {name: getattr(shard, name) for name in names} | {"columns": _plain(shard.schema)} for shard in done.shards
+    ]
+    return facts | {"shards": shards}
 
 
 def _converted_in_words(done: Conversion, facts: dict[str, Any]) -> Iterator[str]:

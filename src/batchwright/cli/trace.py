@@ -1,8 +1,7 @@
 """From a step to its documents, and from a document to the steps that use it. No run and no scan is needed.
 
---step or --position prints every piece of a document that went into the batch (or row), in reading order: file, row,
-lines, tokens and text. --file (and --row) prints every place where a document is used; a place that an amendment
-lets the run pass over is marked as skipped. STORE is any one store of a mixture: the plan knows where the others are.
+--step or --position prints every piece of a document in the batch (or row), in reading order: file, row, lines, tokens
+and text. --file (and --row) prints every use of a document. A use that an amendment skips is marked.
 """
 
 from __future__ import annotations
@@ -10,16 +9,14 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable
 from dataclasses import asdict
-from typing import TYPE_CHECKING
 
+import batchwright as bw
+from batchwright.base.errors import SpecError
 from batchwright.base.words import counted
 from batchwright.cli.output import add_json, lines_in_words, print_json, printable
-from batchwright.cli.values import check_positive, whole_number
+from batchwright.cli.values import add_plan, count, whole_number
 
-if TYPE_CHECKING:
-    from batchwright.batches.types import TraceRecord
-
-__all__ = ["EXAMPLES", "SUMMARY", "add_arguments", "place", "run"]
+__all__ = ["EXAMPLES", "SUMMARY", "add_arguments", "run"]
 
 SUMMARY = "a step to its documents, or a document to its steps"
 
@@ -32,45 +29,34 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_plan(parser)
     add = parser.add_argument
-    add("store", metavar="STORE")
-    add("plan", metavar="PLAN", help="fingerprint, plan file or state file")
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--step", type=whole_number, metavar="N", help="all rows of this step")
     what.add_argument("--position", type=whole_number, metavar="N", help="the row at this position")
     what.add_argument("--file", metavar="F", help="every use of a raw file (its path, or the end of it)")
     add("--row", type=whole_number, metavar="R", help="with --file: only this row of it, from 0")
-    add("--until", type=whole_number, metavar="N", help="with --file: look up to this position (one epoch)")
-    add("--batch-size", type=whole_number, metavar="ROWS", help="where the plan does not say it")
-    add(
-        "--world-size",
-        type=whole_number,
-        metavar="N",
-        help="with --step: name the rank of each row, for this number of ranks",
-    )
-    add("--sharding", metavar="NAME", help="with --world-size: as the run had it (contiguous)")
-    add("--chars", type=whole_number, default=60, metavar="N", help="characters of text shown (60)")
+    add("--until", type=whole_number, metavar="N", help="with --file: the last position to search (one epoch)")
+    add("--world-size", type=count, metavar="N", help="with --step: the rank of each row, for this number of ranks")
+    add("--sharding", metavar="NAME", help="with --world-size: the sharding of the run (contiguous)")
+    add("--chars", type=whole_number, default=60, metavar="N", help="characters of text (60)")
     add_json(parser)
 
 
 def run(arguments: argparse.Namespace) -> None:
-    from batchwright.audit.tracing import find, trace
-    from batchwright.base.errors import SpecError
-
     for name in ("row", "until"):
         if getattr(arguments, name) is not None and arguments.file is None:
             raise SpecError(f"--{name} belongs to --file", parameter=name)
-    check_positive(arguments, "batch_size", "world_size")
     if arguments.file is not None:
         place = {name: getattr(arguments, name) for name in ("file", "row", "batch_size", "until")}
-        uses = find(arguments.store, arguments.plan, **place)
+        uses = bw.find(arguments.store, arguments.plan, **place)
         return _show(uses, arguments, f"{counted(len(uses), 'use')} of {arguments.file}")
     names = ("step", "position", "batch_size", "world_size", "sharding")
-    records = trace(arguments.store, arguments.plan, **{name: getattr(arguments, name) for name in names})
+    records = bw.trace(arguments.store, arguments.plan, **{name: getattr(arguments, name) for name in names})
     return _show(records, arguments, None)
 
 
-def _show(records: Iterable[TraceRecord], arguments: argparse.Namespace, headline: str | None) -> None:
+def _show(records: Iterable[bw.TraceRecord], arguments: argparse.Namespace, headline: str | None) -> None:
     if arguments.json:
         print_json({"store": arguments.store, "records": [asdict(record) for record in records]})
         return
@@ -80,11 +66,11 @@ def _show(records: Iterable[TraceRecord], arguments: argparse.Namespace, headlin
     for record in records:
         if record.position != last:
             last = record.position
-            print(place(record))
+            print(_place(record))
         print(f"  {_piece(record)}  {_excerpt(record.text, arguments.chars)}".rstrip())
 
 
-def place(record: TraceRecord) -> str:
+def _place(record: bw.TraceRecord) -> str:
     """Where a row is in the run."""
     if record.is_skipped:
         step = "skipped"
@@ -95,7 +81,7 @@ def place(record: TraceRecord) -> str:
     return f"{step} (position {record.position:,}): {printable(record.source)}, epoch {record.epoch}"
 
 
-def _piece(record: TraceRecord) -> str:
+def _piece(record: bw.TraceRecord) -> str:
     start, stop = record.document_span
     return f"{printable(record.file)}, row {record.row:,}{lines_in_words(record.lines)}, tokens {start:,}-{stop:,}"
 

@@ -10,6 +10,7 @@ import argparse
 import sys
 import warnings
 
+import batchwright as bw
 from batchwright.cli.output import add_json, print_json
 from batchwright.cli.values import whole_number
 
@@ -27,28 +28,26 @@ examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("source", nargs="+", metavar="SOURCE", help="file, folder or glob")
-    add("--vocab-size", type=whole_number, default=32_000, metavar="N", help="ids in all (32000)")
-    add("--out", required=True, metavar="FILE", help="where the tokenizer.json goes")
-    add("--force", action="store_true", help="replace a file that is there")
+    add("--vocab-size", type=whole_number, default=32_000, metavar="N", help="size of the vocabulary (32000)")
+    add("--out", required=True, metavar="FILE", help="the tokenizer.json to write")
+    add("--force", action="store_true", help="replace an existing file")
     add("--text", default="text", metavar="COLUMN", help="the column that holds the text (text)")
     add("--format", help="text (a file is a document), lines (a line is one), jsonl, or a plug-in's")
-    add("--special", action="append", metavar="TOKEN", help="a special token; can be given again (<|endoftext|>)")
+    add("--special", action="append", metavar="TOKEN", help="a special token; repeatable (<|endoftext|>)")
     add("--pattern", default="llama3", help="where text is cut: llama3, gpt2, or a regular expression (llama3)")
     add("--min-frequency", type=whole_number, default=2, metavar="N", help="merge pairs that occur N times or more (2)")
     add("--max-bytes", type=whole_number, metavar="N", help="learn from a sample of at most N bytes of text, e.g. 2e9")
-    add("--seed", type=int, default=0, help="of the sample (0)")
-    add("--on-error", choices=("raise", "skip"), default="raise", help="a malformed row: stop and name it, or count it")
+    add("--seed", type=int, default=0, help="seed of the sample (0)")
+    add("--on-error", choices=("raise", "skip"), default="raise", help="a malformed row: stop (raise), or count (skip)")
     add("--quiet", action="store_true", help="no progress")
     add_json(parser)
 
 
 def run(arguments: argparse.Namespace) -> None:
-    from batchwright.baking.train import train_tokenizer
-
     names = "vocab_size out text format pattern min_frequency max_bytes seed on_error force"
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
-        tokenizer = train_tokenizer(
+        tokenizer = bw.train_tokenizer(
             arguments.source if len(arguments.source) > 1 else arguments.source[0],
             special_tokens=arguments.special or ("<|endoftext|>",),
             show_progress=not arguments.quiet,

@@ -1,4 +1,4 @@
-"""Command-line values: numbers, weights, ramps, ranges and NAME=STORE, each from the text that a user types."""
+"""Arguments that several verbs have: the text of a value, and the flags of loader settings. Nothing heavy is loaded."""
 
 from __future__ import annotations
 
@@ -8,32 +8,20 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from batchwright.base.checks import at_least
+import batchwright as bw
 from batchwright.base.errors import SpecError
+from batchwright.base.words import listed, suggest
+from batchwright.batches.settings import SETTINGS, Setting
 
 __all__ = [
-    "WeightsFrom",
-    "check_positive",
-    "epochs_of_sources",
-    "flag_of",
-    "named_store",
-    "paths_by_name",
-    "position_range",
-    "ramp_to",
-    "renames",
-    "schedule_of",
-    "step_range",
-    "weights",
-    "weights_from",
-    "whole_number",
+    *("FLAGGED", "WeightsFrom", "add_plan", "add_renames", "add_setting", "add_settings", "add_weights", "count"),
+    *("epochs_of_sources", "flag_of", "is_buffer", "named_store", "number_range", "paths_by_name", "per_source"),
+    *("ramp_to", "refuse_settings", "schedule_of", "settings_given", "weights", "weights_from", "whole_number"),
 ]
 
 _MULTIPLES = {"k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
 
 T = TypeVar("T")
-
-Segment = tuple[int, Mapping[str, float]]
-"""A position, and the weights from there on."""
 
 
 def whole_number(text: str) -> int:
@@ -55,19 +43,21 @@ def whole_number(text: str) -> int:
     raise argparse.ArgumentTypeError(f"{text!r} is not a whole number such as 2048, 10e9 or 10B")
 
 
-def check_positive(arguments: argparse.Namespace, *names: str) -> None:
-    """Refuse numbers below 1 among the options that were given."""
-    for name in names:
-        value = getattr(arguments, name)
-        if value is not None:
-            at_least(1, **{name: value})
+def count(text: str) -> int:
+    """A whole number of at least 1."""
+    number = whole_number(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is less than 1")
+    return number
 
 
-def flag_of(name: str) -> str:
+def flag_of(name: str, value: Any = None) -> str:
     """
-    >>> flag_of("chunk_size")
-    '--chunk-size'
+    >>> flag_of("chunk_size"), flag_of("recut", False)
+    ('--chunk-size', '--no-recut')
     """
+    if value is False:
+        name = f"no_{name}"
     return f"--{name.replace('_', '-')}"
 
 
@@ -139,10 +129,6 @@ class WeightsFrom(NamedTuple):
     last: int | None
     weights: dict[str, float]
 
-    @property
-    def parameter(self) -> str:
-        return "weights" if self.last is None else "ramp"
-
 
 def weights_from(text: str) -> WeightsFrom:
     """
@@ -187,68 +173,42 @@ def schedule_of(
         return None
     if len(entries) == 1 and entries[0].first is None:
         return entries[0].weights
-    segments: list[Segment] = []
+    placed = [(at if entry.first is None else entry.first, entry) for entry in entries]
+    segments: list[tuple[int, Mapping[str, float]]] = []
     end_of_ramp = 0
-    for first, entry in _in_order(entries, at):
+    for first, entry in sorted(placed, key=lambda pair: (pair[0], pair[1].last is not None)):
         if first < end_of_ramp:
             raise SpecError(
                 f"weights from position {first:,} fall into the ramp that ends at {end_of_ramp:,}",
-                parameter=entry.parameter,
+                parameter="weights",
                 remedy=f"position {end_of_ramp} or more",
             )
         if entry.last is None:
             segments.append((first, entry.weights))
-        else:
-            end_of_ramp = entry.last
-            segments = _with_ramp(segments, before, first, end_of_ramp, entry.weights)
+            continue
+        if segments:
+            start, before = segments[-1]
+            if start == first:  # the ramp begins with these
+                segments.pop()
+        if before is None:
+            raise SpecError(
+                f"the ramp from position {first:,} has no weights to begin with",
+                parameter="ramp",
+                remedy=f"--weights {'' if first else '0:'}NAME=W,... for what holds before",
+            )
+        segments += bw.ramp(before, entry.weights, first=first, last=entry.last)
+        end_of_ramp = entry.last
     return segments
 
 
-def _with_ramp(
-    segments: list[Segment], before: Mapping[str, float] | None, first: int, last: int, goal: Mapping[str, float]
-) -> list[Segment]:
-    """The segments, then a ramp that begins with the weights of the last segment."""
-    from batchwright.loaders.weights import ramp
-
-    if segments:
-        start, before = segments[-1]
-        if start == first:  # the ramp begins with these
-            segments = segments[:-1]
-    if before is None:
-        raise SpecError(
-            f"the ramp from position {first:,} has no weights to begin with",
-            parameter="ramp",
-            remedy=f"--weights {'' if first else '0:'}NAME=W,... for what holds before",
-        )
-    return [*segments, *ramp(before, goal, first=first, last=last)]
-
-
-def _in_order(entries: Sequence[WeightsFrom], at: int) -> list[tuple[int, WeightsFrom]]:
-    """Entries by position. Those without one begin at `at`; a ramp comes after weights at the same position."""
-    placed = [(at if entry.first is None else entry.first, entry) for entry in entries]
-    return sorted(placed, key=lambda pair: (pair[0], pair[1].parameter == "ramp"))
-
-
-def step_range(text: str) -> tuple[int, int]:
+def number_range(text: str) -> tuple[int, int]:
     """
-    >>> step_range("0-99"), step_range("7")
+    >>> number_range("0-99"), number_range("7")
     ((0, 99), (7, 7))
     """
-    return _range(text, "steps such as 0-99, or one step")
-
-
-def position_range(text: str) -> tuple[int, int]:
-    """
-    >>> position_range("802-803"), position_range("802")
-    ((802, 803), (802, 802))
-    """
-    return _range(text, "positions such as 802-803, or one position")
-
-
-def _range(text: str, what: str) -> tuple[int, int]:
     match = re.fullmatch(r"(\d[\d_]*)(?:-(\d[\d_]*))?", text.strip())
     if match is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a range of {what}")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a range such as 0-99, or one number")
     first = int(match[1])
     return first, int(match[2] or first)
 
@@ -265,6 +225,12 @@ def named_store(text: str) -> tuple[str, str] | None:
     return match[1], match[2]
 
 
+def is_buffer(path: str) -> bool:
+    from batchwright.buffer.folder import POINTER
+
+    return os.path.isfile(os.path.join(path, POINTER))  # False also for what cannot be a path
+
+
 def paths_by_name(given: Iterable[str], default: str | None = None) -> dict[str | None, list[str]]:
     """Paths of one name together, in order.
 
@@ -276,3 +242,111 @@ def paths_by_name(given: Iterable[str], default: str | None = None) -> dict[str 
         name, path = named_store(text) or (default, text)
         named.setdefault(name, []).append(path)
     return named
+
+
+def per_source(flag: str, given: Iterable[str] | None, names: Iterable[str | None]) -> dict[str | None, str | None]:
+    """The value for each source of a flag that was given as VALUE or NAME=VALUE.
+
+    >>> per_source("format", ["jsonl", "code=text"], ["web", "code"])
+    {'web': 'jsonl', 'code': 'text'}
+    """
+    for_all: str | None = None
+    for_one: dict[str | None, str] = {}
+    for text in given or ():
+        name, equals, value = text.partition("=")
+        if not equals or not re.fullmatch(r"[\w.-]+", name):  # '{a} = {b}' names no source
+            for_all = text
+        elif name in names:
+            for_one[name] = value
+        else:
+            known = list(filter(None, names))
+            raise SpecError(
+                f"--{flag} {text}: no source is named {name!r}",
+                parameter=flag,
+                sources=listed(known) or "none has a name",
+                remedy=f"--{flag} {suggest(name, known) or 'NAME'}={value}, or --{flag} {value} for all",
+            )
+    return {name: for_one.get(name, for_all) for name in names}
+
+
+# Flags
+
+
+FLAGGED = [setting for setting in SETTINGS.values() if setting.metavar is not None]
+"""The settings that have a flag: those that make a plan, and the batch size."""
+_TYPES = {"N": whole_number, "ROWS": whole_number, "TOKENS": whole_number, "T": float, "NAME=N,...": epochs_of_sources}
+
+
+def add_plan(parser: argparse.ArgumentParser, nargs: str | None = None) -> None:
+    """STORE, PLAN and --batch-size: a plan, cut into batches."""
+    parser.add_argument("store", metavar="STORE", help="any one store of the plan")
+    parser.add_argument("plan", metavar="PLAN", nargs=nargs, help="fingerprint, plan file or state file")
+    parser.add_argument("--batch-size", type=count, metavar="ROWS", help="rows of a batch, if the plan does not say")
+
+
+def add_renames(parser: argparse.ArgumentParser) -> None:
+    """The names that rows of conversations use for columns and roles."""
+    add = parser.add_argument
+    add("--columns", type=renames, metavar="OURS=THEIRS,...", help="the columns of a row, e.g. messages=turns")
+    add("--roles", type=renames, metavar="THEIRS=OURS,...", help="the names of roles, e.g. bot=assistant")
+
+
+def add_settings(parser: argparse.ArgumentParser) -> None:
+    """The settings of a loader over stores that make a plan, as they are declared."""
+    group = parser.add_argument_group(
+        "loader settings",
+        "those of PretrainDataLoader, ConversationDataLoader (over a store of conversations) and MixedDataLoader, with "
+        "the same defaults",
+    )
+    for setting in FLAGGED:
+        if setting.name == "weights":
+            add_weights(group)
+        else:
+            add_setting(group, setting)
+
+
+def add_setting(parser: Any, setting: Setting) -> None:
+    """The flag of one setting, as it is declared."""
+    options: dict[str, Any] = {"help": setting.help}
+    if setting.default is not None:
+        options["help"] += f" [{setting.default}]"
+    if not setting.metavar:
+        options |= {"action": argparse.BooleanOptionalAction, "default": None}
+    elif setting.name == "packing":  # one for each source
+        options |= {"action": "append", "metavar": setting.metavar}
+    elif setting.choices:
+        options["choices"] = setting.choices
+    else:
+        options |= {"type": _TYPES.get(setting.metavar, str), "metavar": setting.metavar}
+    parser.add_argument(flag_of(setting.name), **options)
+
+
+def add_weights(parser: Any) -> None:
+    """--weights and --ramp, each once for every change: `schedule_of` joins them."""
+    parser.add_argument(
+        "--weights",
+        type=weights_from,
+        action="append",
+        metavar="[POSITION:]NAME=W,...",
+        help="shares of the sources, e.g. web=.7,code=.3; repeat it with a position for a later change",
+    )
+    parser.add_argument(
+        "--ramp",
+        type=ramp_to,
+        action="append",
+        metavar="FIRST-LAST:NAME=W,...",
+        help="move to these weights in 64 steps, from position FIRST to LAST",
+    )
+
+
+def settings_given(arguments: argparse.Namespace) -> list[str]:
+    """The flags that were given of settings that fix a plan."""
+    names = [setting.name for setting in FLAGGED if setting.planned] + ["ramp"]
+    return [flag_of(name, getattr(arguments, name)) for name in names if getattr(arguments, name) is not None]
+
+
+def refuse_settings(arguments: argparse.Namespace, plan: str) -> None:
+    """Refuse settings that fix a plan beside a plan."""
+    given = settings_given(arguments)
+    if given:
+        raise SpecError(f"{given[0]} makes a new plan, and {plan} is one", remedy="give one of the two")

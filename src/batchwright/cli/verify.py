@@ -1,20 +1,23 @@
 """Read every byte of a store, or of a buffer's folder, and compare it with its hashes.
 
-Opening a store checks the existence and sizes of its shards; this also finds altered bytes. Exit code 1 when something
-is damaged, with a line for each file.
+Opening a store checks the existence and sizes of its shards. This also finds changed bytes. Each damaged file is a line
+on stdout, and the exit code is then 1.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import batchwright as bw
 from batchwright.base.checks import local_path
 from batchwright.base.errors import StoreError
 from batchwright.base.words import bytes_in_words, counted
-from batchwright.cli.output import add_json, print_json
+from batchwright.cli.output import add_json, print_damage, print_facts, print_json
+from batchwright.cli.values import is_buffer
 
 __all__ = ["EXAMPLES", "SUMMARY", "add_arguments", "run"]
 
@@ -36,44 +39,39 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from batchwright.buffer.folder import POINTER
     from batchwright.store.layout import current_version, is_store
     from batchwright.store.versions import list_versions
 
     root = local_path(store=arguments.store)
-    if (root / POINTER).is_file():
+    if is_buffer(arguments.store):
         return _verify_buffer(root, as_json=arguments.json)
     if not is_store(root):
         current_version(root)  # raises, with what it is instead
     versions = list_versions(root) if arguments.all else [arguments.version]
     answers = [_verify(root, version) for version in versions]
-    num_damaged = sum(len(answer["damaged"]) for answer in answers)
-    if arguments.json:
-        print_json({"store": str(root), "ok": not num_damaged, "versions": answers})
-    else:
-        _print(root, answers, num_damaged)
-    return int(num_damaged > 0)
+    damaged = [answer for answer in answers if answer["damaged"]]
+    print_facts(
+        {"store": str(root), "ok": not damaged, "versions": answers}, _lines(root, answers), as_json=arguments.json
+    )
+    if damaged and not arguments.json:
+        num_files = sum(len(answer["damaged"]) for answer in damaged)
+        print_damage(root, num_files, [damaged[0]["remedy"]])
+    return int(bool(damaged))
 
 
-def _print(root: Path, answers: list[dict[str, Any]], num_damaged: int) -> None:
+def _lines(root: Path, answers: list[dict[str, Any]]) -> Iterator[str]:
     for answer in answers:
         for damage in answer["damaged"]:
-            print(f"{damage['file']}: {damage['what']}")
-    for answer in answers:
+            yield f"{damage['file']}: {damage['what']}"
         if not answer["damaged"]:
             size = f"{counted(answer['num_shards'], 'shard')}, {bytes_in_words(answer['num_bytes'])}"
-            print(f"{root} version {answer['version']}: whole ({size})")
-    if num_damaged:
-        print(f"batchwright: {root} is damaged: {counted(num_damaged, 'file')}", file=sys.stderr)
-        print(f"  try        {next(a['remedy'] for a in answers if a['damaged'])}", file=sys.stderr)
+            yield f"{root} version {answer['version']}: whole ({size})"
 
 
 def _verify_buffer(root: Path, *, as_json: bool) -> int:
-    from batchwright.buffer import DatasetBuffer
-
     damage: str | None = None
     try:
-        with DatasetBuffer(path=root, read_only=True) as buffer:
+        with bw.DatasetBuffer(path=root, read_only=True) as buffer:
             buffer.verify()
     except StoreError as error:
         damage = str(error)
@@ -87,11 +85,11 @@ def _verify_buffer(root: Path, *, as_json: bool) -> int:
 
 
 def _verify(root: Path, version: str | None) -> dict[str, Any]:
-    from batchwright.store import Store, verify_store
+    from batchwright.store import verify_store
     from batchwright.store.layout import REBAKE
 
     try:
-        store = Store(root, version=version)
+        store = bw.Store(root, version=version)
     except StoreError as error:
         where = error.where.get("file") or error.where.get("folder") or root
         damaged = [{"file": str(where), "what": error.headline}]

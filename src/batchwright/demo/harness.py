@@ -1,4 +1,4 @@
-"""The frame of every demo: its arguments and exit code, its folder, what it prints, and the processes it watches."""
+"""The frame of every demo: its arguments and exit code, its folder, what it prints, and its processes."""
 
 from __future__ import annotations
 
@@ -26,26 +26,15 @@ from batchwright.cli.main import main as batchwright
 from batchwright.demo import ONE_THREAD
 
 __all__ = [
-    "COLUMNS",
-    "Demo",
-    "LiveLine",
-    "NotAsExpected",
-    "check_exit",
-    "expect",
-    "head",
-    "near",
-    "printed_by",
-    "python_process",
-    "reports",
-    "say",
-    "show_pieces",
-    "show_verb",
-    "snippet",
+    *("COLUMNS", "Demo", "LiveLine", "NotAsExpected", "expect", "follow", "head", "near", "printed_by", "process"),
+    *("report", "say", "show_pieces", "show_verb"),
 ]
 
 COLUMNS = 100
 MARK = "made-by-batchwright-demo.txt"
 _SECONDS_BETWEEN_LINES = 2.0
+
+Report = dict[str, Any]
 
 
 class NotAsExpected(Exception):
@@ -69,15 +58,13 @@ class Demo:
     steps: int | None = None
     """Steps to train by default; None: the demo has no `--steps`."""
     fewest_steps: int = 0
-    too_few: str = ""
-    """What fewer steps would spoil."""
 
     def main(self, argv: Sequence[str] | None = None) -> int:
         """Run the demo. 0: every promise held; 1: one did not; 2: it could not run; 130: Ctrl-C."""
         try:
             return self._perform(**vars(self._parser().parse_args(argv)))
         except KeyboardInterrupt:
-            print("\nStopped. Nothing is left running; the same command starts over.", flush=True)
+            print("\nStopped. No process is left running. The same command starts over.", flush=True)
             return 130
         except BatchwrightError as error:
             print(f"batchwright: {error}", file=sys.stderr, flush=True)
@@ -86,21 +73,24 @@ class Demo:
     def _parser(self) -> argparse.ArgumentParser:
         parser = argparse.ArgumentParser(
             prog=f"batchwright demo {self.name}".rstrip(),
-            description=f"{self.description} No network, no torch, about a minute.",
+            description=f"{self.description} No network, no torch, less than a minute.",
         )
-        parser.add_argument("--folder", type=Path, default=Path(".demo"), help="where everything goes (default: .demo)")
+        parser.add_argument("--folder", type=Path, default=Path(".demo"), help="the folder for all files (.demo)")
         if self.steps is not None:
-            parser.add_argument("--steps", type=int, default=self.steps, help=f"steps to train (default: {self.steps})")
+            parser.add_argument("--steps", type=int, default=self.steps, help=f"training steps ({self.steps})")
         return parser
 
     def _perform(self, folder: Path, **settings: int) -> int:
-        steps = settings.get("steps", self.fewest_steps)
-        if steps < self.fewest_steps:
-            raise SpecError(f"--steps {steps} {self.too_few}", parameter="steps", remedy=f"--steps {self.fewest_steps}")
+        if settings.get("steps", self.fewest_steps) < self.fewest_steps:
+            raise SpecError(
+                f"--steps {settings['steps']} is too few for this demo",
+                parameter="steps",
+                remedy=f"--steps {self.fewest_steps}",
+            )
         began, code, promised = time.monotonic(), 0, "Everything was as promised."
         _take(folder)
         say(f"batchwright demo {self.name}".rstrip() + f": {self.title}")
-        say(f"Everything goes into {folder}; delete it when you like.")
+        say(f"All files are in {folder}. Delete it at any time.")
         try:
             self.tell(folder, **settings)
         except NotAsExpected as unexpected:
@@ -124,7 +114,7 @@ def _take(folder: Path) -> None:
     (folder / "runs").mkdir()
 
 
-# What it prints
+# Output
 
 
 def head(number: int, text: str) -> None:
@@ -133,10 +123,12 @@ def head(number: int, text: str) -> None:
 
 
 def say(text: str = "", *, hang: int = 4) -> None:
-    """Print text. A line that is too long is folded, and goes on `hang` columns further in."""
+    """Print text. Long lines are folded, and continue `hang` columns further in."""
     for line in text.split("\n"):
-        indent = " " * (len(line) - len(line.lstrip()) + hang)
-        print(textwrap.fill(line, COLUMNS, subsequent_indent=indent) if len(line) > COLUMNS else line, flush=True)
+        if len(line) > COLUMNS:
+            indent = " " * (len(line) - len(line.lstrip()) + hang)
+            line = textwrap.fill(line, COLUMNS, subsequent_indent=indent)
+        print(line, flush=True)
 
 
 class LiveLine:
@@ -153,26 +145,23 @@ class LiveLine:
         now = time.monotonic()
         if now - self._shown_at < (0.1 if self._live else _SECONDS_BETWEEN_LINES):
             return
-        self._shown_at, self._shown = now, text
+        self._shown_at = now
+        self.keep(text)
+
+    def keep(self, text: str) -> None:
+        """Show this text at once, as the last state of the line."""
         if self._live:
             width = shutil.get_terminal_size((COLUMNS, 24)).columns - 1
             self._stream.write("\r" + text[:width] + "\x1b[K")
-        else:
+        elif text != self._shown:
             self._stream.write(text + "\n")
+        self._shown = text
         self._stream.flush()
 
     def note(self, text: str) -> None:
         """Print a line that stays. The live line goes on below it."""
         self._stream.write(f"\r{text}\x1b[K\n" if self._live else f"{text}\n")
         self._stream.flush()
-
-    def keep(self, text: str) -> None:
-        """Leave this text as the last state of the line."""
-        if self._live:
-            self._stream.write("\r" + text + "\x1b[K")
-        elif text != self._shown:
-            self._stream.write(text + "\n")
-            self._shown = text
 
     def __exit__(self, *_: object) -> None:
         if self._live:
@@ -188,13 +177,13 @@ def show_pieces(records: Sequence[TraceRecord], folder: str, row_losses: Sequenc
         lines = f"lines {record.lines[0]}-{record.lines[1]}" if record.lines else ""
         loss = "" if row_losses is None else f"  loss {row_losses[record.row_in_batch]:6.3f}"
         place = f"row {record.row_in_batch}{loss}  {name:<{width}}  {lines:<15}  "
-        say(place + snippet(record.text or "", COLUMNS - len(place)))
+        say(place + _snippet(record.text or "", COLUMNS - len(place)))
 
 
-def snippet(text: str, columns: int) -> str:
-    """A text as one line of ASCII characters, without the whitespace between its lines.
+def _snippet(text: str, columns: int) -> str:
+    r"""A text as one line of ASCII characters, without the whitespace between its lines.
 
-    >>> snippet("  def f():\\n      return 1", 80)
+    >>> _snippet("  def f():\n      return 1", 80)
     'def f(): return 1'
     """
     return " ".join(text.split()).encode("ascii", "replace").decode()[: max(columns, 0)]
@@ -205,7 +194,7 @@ def near(path: str | Path, folder: str | Path = ".") -> str:
     return min(os.path.relpath(path, folder), str(path), key=len)
 
 
-def printed_by(arguments: Sequence[str | Path]) -> tuple[int, str]:
+def printed_by(*arguments: str | Path) -> tuple[int, str]:
     """The exit code and the output of a batchwright command, run in this process."""
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         code = batchwright([str(argument) for argument in arguments])
@@ -215,9 +204,8 @@ def printed_by(arguments: Sequence[str | Path]) -> tuple[int, str]:
 def show_verb(*arguments: str | Path) -> str:
     """Run a batchwright command, print it with its output, and return the output. It must succeed."""
     say(f"$ batchwright {shlex.join(near(a) if isinstance(a, Path) else a for a in arguments)}")
-    code, printed = printed_by(arguments)
-    for line in printed.splitlines():
-        say(line)
+    code, printed = printed_by(*arguments)
+    say(printed.rstrip())
     expect(code == 0, f"the exit code is {code}")
     return printed
 
@@ -225,47 +213,54 @@ def show_verb(*arguments: str | Path) -> str:
 # Processes
 
 
+def report(**facts: Any) -> None:
+    """In a process of a demo: print one line of JSON for the process that follows it."""
+    print(json.dumps(facts), flush=True)
+
+
 @contextlib.contextmanager
-def python_process(
-    module: str, *arguments: object, log: Path, stdin: int = subprocess.DEVNULL
-) -> Iterator[subprocess.Popen[str]]:
-    """Run a module of this package as a process, which ends with the block. `log` gets its stderr."""
+def process(function: Callable[..., None], *, log: Path, **arguments: Any) -> Iterator[subprocess.Popen[str]]:
+    """Call a function of this package in a process of its own, which ends with the block. `log` gets its stderr."""
     package = Path(__file__).resolve().parents[2]
     search = os.pathsep.join(filter(None, [str(package), os.environ.get("PYTHONPATH")]))
+    call = [function.__module__, function.__name__, json.dumps(arguments, default=str)]
     log.parent.mkdir(parents=True, exist_ok=True)
     with (
         open(log, "w") as errors,
         subprocess.Popen(
-            [sys.executable, "-P", "-m", module, *map(str, arguments)],
-            stdin=stdin,
+            [sys.executable, "-P", "-m", "batchwright.demo", *call],
+            stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
             env={**os.environ, **ONE_THREAD, "PYTHONPATH": search},
-        ) as process,
+        ) as started,
     ):
         try:
-            yield process
+            yield started
         finally:
-            process.kill()
+            started.kill()
 
 
-def reports(process: subprocess.Popen[str]) -> Iterator[Any]:
-    """The lines of JSON that a process prints."""
-    assert process.stdout is not None
-    for line in process.stdout:
-        if line.endswith("\n"):  # a killed process may leave half a line
-            yield json.loads(line)
+def follow(function: Callable[..., None], take: Callable[[Report], bool], *, log: Path, **arguments: Any) -> int:
+    """Call a function in a process of its own, and `take` each of its reports. Returns its process id.
 
-
-def check_exit(process: subprocess.Popen[str], what: str, log: Path, *, killed: bool = False) -> None:
-    """Wait for a process. It must end by SIGKILL if it was killed, and with exit code 0 otherwise."""
-    code = process.wait()
-    if code == (-signal.SIGKILL if killed else 0):
-        return
-    raise WorkerError(
-        f"{what} ended too early" if code else f"{what} ended before it was killed",
-        exit_code=code,
-        output=log.read_text().strip()[-2000:] or None,
-        remedy="run the demo again" if code else "run the demo again, with more --steps",
-    )
+    Once `take` returns True, the process is killed. It must not have ended before that, or with an error.
+    """
+    is_killed = False
+    with process(function, log=log, **arguments) as started:
+        assert started.stdout is not None
+        for line in started.stdout:
+            # A killed process may leave half a line, and reports that it printed before.
+            if line.endswith("\n") and take(json.loads(line)) and not is_killed:
+                os.kill(started.pid, signal.SIGKILL)
+                is_killed = True
+        code = started.wait()
+    if code != (-signal.SIGKILL if is_killed else 0):
+        raise WorkerError(
+            "the training process ended too early" if code else "the training process ended before it was killed",
+            exit_code=code,
+            output=log.read_text().strip()[-2000:] or None,
+            remedy="run the demo again" if code else "run the demo again, with more --steps",
+        )
+    return started.pid

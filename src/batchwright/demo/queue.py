@@ -1,12 +1,14 @@
-"""`batchwright demo queue`: providers and a trainer are killed, a file is damaged, and no batch is lost or another one.
+"""`batchwright demo queue`: providers and a trainer are killed, a file is damaged, and no batch is lost or changed.
 
-All of them are processes of their own. What the trainer was handed is compared, batch by batch, with a run in this
-process without disturbance.
+All of them are processes of their own. The batches of the trainer are compared, one by one, with those of an
+undisturbed run in this process.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
+import inspect
 import io
 import json
 import os
@@ -20,23 +22,55 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import xxhash
+
 import batchwright as bw
 from batchwright.base.errors import NotReadyError, WorkerError
-from batchwright.demo.harness import Demo, check_exit, expect, head, near, python_process, reports, say, show_verb
-from batchwright.demo.queued import BATCHES_PER_FILE, CONFIG, NUM_STEPS, PROVIDER, train, write_project
+from batchwright.demo.harness import Demo, Report, expect, follow, head, near, process, report, say, show_verb
+from batchwright.demo.model import CHECKPOINT, digest_of, loss_and_gradients, new_weights, resumed, write_checkpoint
 from batchwright.queue.provider_file import open_provider
 
-__all__ = ["main"]
+__all__ = ["main", "provide", "train"]
 
+NUM_STEPS = 400
+BATCHES_PER_FILE = 40
+CHECKPOINT_STEPS = 60
 KILL_PROVIDER_STEP = 50
 KILL_TRAINER_STEP = 150
 """From here on, but early in a file: the trainer may be some steps ahead of what was read of it."""
 PATIENCE_SECONDS = 60.0
 MIDDLE = range(BATCHES_PER_FILE // 4, BATCHES_PER_FILE // 2)
 
+CONFIG = f"""\
+dataset = "code"
+batch_size = 8
+block_size = 64
+batches_per_file = {BATCHES_PER_FILE}
+seconds_per_batch = 0.01
+learning_rate = 0.005
+"""
+
+PROVIDER = """\
+import time
+import numpy as np
+import batchwright as bw
+
+class CodeProvider(bw.DataProviderBase):
+    def build_meta(self):
+        fields = [{"name": name, "dtype": "int64", "shape": [self.block_size]} for name in "xy"]
+        return {"vocab_size": 256, "batch_schema": fields}
+
+    def sample_batch(self, split, rng):
+        time.sleep(self.seconds_per_batch)  # stands for what takes time
+        text = np.frombuffer(self.input_files()[0].read_bytes(), np.uint8)
+        first = rng.integers(0, len(text) - self.block_size, size=(self.batch_size, 1))
+        rows = text[first + np.arange(self.block_size + 1)].astype(np.int64)
+        return {"x": rows[:, :-1], "y": rows[:, 1:]}
+"""
+
 
 def _tell(folder: Path) -> None:
-    run = _Run(folder / "runs", write_project(folder / "runs"))
+    run = _Run(folder / "runs", _write_project(folder / "runs"))
     _show_project(run)
     with run.provider(1) as first, run.provider(2) as second:
         _train_and_kill(run, first, second)
@@ -64,10 +98,10 @@ class _Run:
 
     folder: Path
     config: Path
-    reports: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
+    reports: dict[int, list[Report]] = field(default_factory=dict)
     """By step. A step that was done again after a kill has two."""
-    last: dict[str, Any] = field(default_factory=dict)
-    end: dict[str, Any] = field(default_factory=dict)
+    last: Report = field(default_factory=dict)
+    end: Report = field(default_factory=dict)
     """The weights and the consumer's counts, once it is through."""
 
     @property
@@ -84,26 +118,21 @@ class _Run:
         return sorted((self.dataset / "queue" / "train").glob("*.batches"))
 
     def provider(self, number: int) -> contextlib.AbstractContextManager[subprocess.Popen[str]]:
-        return self._process("provide", log=self.folder / f"provider-{number}.txt")
+        return process(provide, log=self.folder / f"provider-{number}.txt", config=self.config, data=self.data)
 
-    def _process(self, role: str, *more: object, log: Path) -> contextlib.AbstractContextManager[subprocess.Popen[str]]:
-        return python_process("batchwright.demo.queued", role, self.config, self.data, *more, log=log)
-
-    def watch(self, *, kill_when: Callable[[dict[str, Any]], bool] = lambda _: False) -> int:
+    def watch(self, *, kill_when: Callable[[Report], bool] = lambda _: False) -> int:
         """Start a trainer and follow it, and kill it once `kill_when` says so. Returns its process id."""
-        log, is_killed = self.folder / "trainer.txt", False
-        with self._process("train", "--folder", self.folder, log=log) as process:
-            for report in reports(process):
-                if "step" not in report:
-                    self.end = report
-                    continue
-                self.last = report
-                self.reports.setdefault(report["step"], []).append(report)
-                if not is_killed and kill_when(report):
-                    os.kill(process.pid, signal.SIGKILL)  # its earlier reports are still to be read
-                    is_killed = True
-            check_exit(process, "the trainer", log, killed=is_killed)
-        return process.pid
+
+        def take(report: Report) -> bool:
+            if "step" not in report:
+                self.end = report
+                return False
+            self.last = report
+            self.reports.setdefault(report["step"], []).append(report)
+            return kill_when(report)
+
+        log = self.folder / "trainer.txt"
+        return follow(train, take, log=log, config=self.config, data=self.data, folder=self.folder)
 
     def mean_loss(self, steps: range) -> float:
         return sum(float.fromhex(self.reports[step][-1]["loss"]) for step in steps) / len(steps)
@@ -129,7 +158,7 @@ def _train_and_kill(run: _Run, first: subprocess.Popen[str], second: subprocess.
     _wait((run.dataset / "queue" / "meta.json").exists, [first, second], "the queue", run)
     lost: list[int] = []
 
-    def is_time(report: dict[str, Any]) -> bool:
+    def is_time(report: Report) -> bool:
         if not lost and report["step"] >= KILL_PROVIDER_STEP:
             lost.extend(_killed_in_mid_file(run, first))
         is_past = bool(lost) and report["file"] > lost[0]
@@ -211,16 +240,16 @@ def _expect_undisturbed_batches(run: _Run) -> None:
     expected, weights = _undisturbed(run)
     for step in range(NUM_STEPS):
         expect(step in run.reports, f"the trainer got no batch for step {step}")
-        for report in run.reports[step]:
-            same = all(report[key] == expected[step][key] for key in ("digest", "loss"))
-            expect(same, f"step {step} was {report}, and {expected[step]} undisturbed")
+        for seen in run.reports[step]:
+            same = all(seen[key] == expected[step][key] for key in ("digest", "loss"))
+            expect(same, f"step {step} was {seen}, and {expected[step]} undisturbed")
     expect(weights == run.end["weights"], f"the weights are {run.end['weights']}, and {weights} undisturbed")
     again = sum(map(len, run.reports.values())) - NUM_STEPS
     say(f"  All {NUM_STEPS} batches are the same, byte for byte; {again} that came again after the kill, too.")
     say("  So are the losses, and the weights at the end, in every bit.")
 
 
-def _undisturbed(run: _Run) -> tuple[dict[int, dict[str, Any]], str]:
+def _undisturbed(run: _Run) -> tuple[dict[int, Report], str]:
     """The reports and the final weights of the same run without disturbance."""
     config: Any = bw.load_config(run.config, ["--seconds_per_batch=0"], data=run.data)
     folder = run.folder / "undisturbed"
@@ -229,9 +258,9 @@ def _undisturbed(run: _Run) -> tuple[dict[int, dict[str, Any]], str]:
         bw.DatasetConsumer(provider=open_provider(config), framework="numpy") as consumer,
         contextlib.redirect_stdout(io.StringIO()) as printed,
     ):
-        train(consumer, folder, learning_rate=config.learning_rate)
+        _train_on(consumer, folder, learning_rate=config.learning_rate)
     *steps, end = map(json.loads, printed.getvalue().splitlines())
-    return {report["step"]: report for report in steps}, end["weights"]
+    return {seen["step"]: seen for seen in steps}, end["weights"]
 
 
 # 5. The end
@@ -244,6 +273,53 @@ def _stop(providers: list[subprocess.Popen[str]]) -> None:
     expect(not any(codes), f"providers that got SIGTERM ended with {codes}")
     say()
     say("Both providers got SIGTERM, and ended with exit code 0.")
+
+
+# The processes, and their project
+
+
+def _write_project(folder: Path) -> Path:
+    """A config, a provider, and a text that every machine has. Returns the config's path."""
+    files = {
+        "config/train_code.py": CONFIG,
+        "data/code/prepare_streaming.py": PROVIDER,
+        "data/code/input.py": inspect.getsource(argparse) + inspect.getsource(textwrap),
+    }
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return folder / "config" / "train_code.py"
+
+
+def provide(config: str, data: str) -> None:
+    """Make batches, as `batchwright prepare` does, until SIGTERM."""
+    open_provider(bw.load_config(config, data=data)).run()
+
+
+def train(config: str, data: str, folder: str) -> None:
+    """Train on the queue. The checkpoint is in `folder`."""
+    shared: Any = bw.load_config(config, data=data)
+    with bw.DatasetConsumer(shared.data_dir, shared.batch_size, shared.block_size, framework="numpy") as consumer:
+        _train_on(consumer, Path(folder), learning_rate=shared.learning_rate)
+
+
+def _train_on(consumer: bw.DatasetConsumer, folder: Path, *, learning_rate: float) -> None:
+    """Train from the checkpoint in `folder`, or from nothing. Report the batch and the loss of each step."""
+    path = folder / CHECKPOINT
+    run = resumed(path, new_weights(consumer.meta["vocab_size"]))
+    if run.loader:
+        consumer.load_state_dict(run.loader)
+    for step in range(run.adam.num_updates, NUM_STEPS):
+        x, y = consumer.get_batch("train")
+        loss, gradients = loss_and_gradients(run.weights, x, y)
+        run.adam.update(run.weights, gradients, rate=learning_rate)
+        run.loader = consumer.state_dict()
+        if (step + 1) % CHECKPOINT_STEPS == 0:
+            write_checkpoint(path, run)
+        digest = xxhash.xxh3_128_hexdigest(x.tobytes() + y.tobytes())
+        report(step=step, digest=digest, loss=loss.hex(), **run.loader["train"])  # file and batch: what comes next
+    report(weights=digest_of(run.weights), stats=consumer.stats()["train"])
 
 
 if __name__ == "__main__":

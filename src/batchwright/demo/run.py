@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import glob
 import json
 import os
 import random
@@ -17,21 +15,17 @@ from typing import Any
 
 import batchwright as bw
 from batchwright.demo.harness import COLUMNS, Demo, head, near, say, show_pieces
-from batchwright.demo.train import BATCH_ROWS, CHECKPOINT, ROW_TOKENS, Checkpoint
-from batchwright.demo.training import TrainingRun, expect_equal, expect_equal_weights
+from batchwright.demo.model import CHECKPOINT, Checkpoint
+from batchwright.demo.train import BATCH_ROWS, ROW_TOKENS, TrainingRun, bake_library, expect_equal, expect_equal_weights
 
 __all__ = ["main"]
-
-FAULTY_FOLDERS = ("test/encoded_modules", "test/tokenizedata", "email/mime")
-"""Folders of the standard library with files that are not UTF-8, or empty. Some systems leave the tests out."""
 
 
 def _tell(folder: Path, steps: int) -> None:
     checkpoint_steps = steps // 12
     kill_at = _random_kill(steps, checkpoint_steps)
     head(1, "Bake Python's own standard library, each file a document, each byte a token")
-    store = _bake_corpus(folder)
-    _bake_faulty_files(folder)
+    store = bake_library(folder / "corpus.store")
 
     head(2, f"Train a tiny neural language model: plain NumPy, {steps} steps of {BATCH_ROWS} x {ROW_TOKENS} bytes")
     whole = TrainingRun(store, folder / "runs" / "whole", steps, checkpoint_steps)
@@ -62,7 +56,6 @@ DEMO = Demo(
     tell=_tell,
     steps=800,
     fewest_steps=24,
-    too_few="leaves no room to kill and resume",
 )
 main = DEMO.main
 
@@ -71,50 +64,6 @@ def _random_kill(num_steps: int, checkpoint_steps: int) -> int:
     """A step in the middle third, some way past a checkpoint, so that the killed process loses work."""
     middle = range(num_steps // 3, 2 * num_steps // 3)
     return random.SystemRandom().choice([s for s in middle if (s + 1) % checkpoint_steps >= checkpoint_steps // 2])
-
-
-# 1. The store
-
-
-def _bake_corpus(folder: Path) -> Path:
-    sources = sysconfig.get_path("stdlib") + "/*.py"
-    store = folder / "corpus.store"
-    recipe = bw.DatasetRecipe(seed=0)
-    recipe.add_ingredient(sources, format="text", name="code")
-    recipe.prepare_step(bw.tokenize("bytes", append_eos=True))
-    say(f"{sources}")
-    with contextlib.redirect_stderr(sys.stdout):  # bake reports to stderr: here it is part of the story
-        bw.bake(recipe, to=store, on_error="skip")
-    return store
-
-
-def _bake_faulty_files(folder: Path) -> None:
-    """Bake some unreadable files, and show the report."""
-    library = sysconfig.get_path("stdlib")
-    files = [path for part in FAULTY_FOLDERS for path in sorted(glob.glob(f"{library}/{part}/*.py"))]
-    made = _make_faulty_files(folder / "faulty")
-    recipe = bw.DatasetRecipe(seed=0)
-    recipe.add_ingredient([*files, *made], format="text", name="faulty")
-    recipe.prepare_step(bw.tokenize("bytes", append_eos=True))
-    store = bw.bake(recipe, to=folder / "faulty.store", on_error="skip", show_progress=False)
-
-    part = store.report["ingredients"]["faulty"]
-    counts = ", ".join(f"{count} x {reason}" for reason, count in part["dropped"].items())
-    say()
-    say(f"Not every file can be used. Of {part['rows_read']} others, {part['documents']} became documents;")
-    say(f'left out, with on_error="skip": {counts}:')
-    for file, _, reason in store.report["examples"]:
-        say(f"  {near(file, library)}: {reason}")
-
-
-def _make_faulty_files(folder: Path) -> list[str]:
-    """A file that is not UTF-8, and an empty one: some systems leave Python's own out."""
-    folder.mkdir(exist_ok=True)
-    contents = {"latin1.py": "# Café\n".encode("latin-1"), "empty.py": b""}
-    for name, content in contents.items():
-        if not (folder / name).exists():
-            (folder / name).write_bytes(content)
-    return [str(folder / name) for name in contents]
 
 
 # 3. Killed and resumed

@@ -1,80 +1,45 @@
-"""The process that trains: `python -m batchwright.demo.train STORE FOLDER`. Restarted, it goes on from its checkpoint.
+"""A corpus and a training run: `train` is its process, and `TrainingRun` follows that, kills it and starts it again.
 
-It writes one JSON line for each step to stdout, and knows nothing of the process that watches, kills and restarts it.
+`train` prints one JSON line for each step. Started again, it continues from its checkpoint.
 """
 
 from __future__ import annotations
 
-import argparse
-import hashlib
-import io
-import json
-import os
-import signal
+import contextlib
 import sys
+import sysconfig
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 import batchwright as bw
-from batchwright.base.files import write_whole
-from batchwright.base.machine import die_with_parent
-from batchwright.demo.model import Adam, Weights, new_weights, row_losses_and_gradients
+from batchwright.demo import model
+from batchwright.demo.harness import LiveLine, Report, expect, follow, report, say
+from batchwright.demo.model import CHECKPOINT, Checkpoint, digest_of, read_checkpoint, resumed, write_checkpoint
 
 __all__ = [
-    "Checkpoint",
-    "digest_of",
-    "kept_checkpoint",
-    "main",
-    "read_checkpoint",
-    "report",
-    "train",
-    "write_checkpoint",
+    *("BATCH_ROWS", "ROW_TOKENS", "TrainingRun", "bake_library", "expect_equal", "expect_equal_weights"),
+    *("kept_checkpoint", "train"),
 ]
 
-CHECKPOINT = "checkpoint.npz"
 BATCH_ROWS = 8
 ROW_TOKENS = 128
 LEARNING_RATE = 0.005
 WARM_UP_STEPS = 20
 
 
-@dataclass(slots=True)
-class Checkpoint:
-    """All that a run needs to go on: the model, the optimiser, and where the data is."""
-
-    weights: Weights
-    adam: Adam
-    loader: dict[str, Any]
-    """What `loader.state_dict()` returned."""
-
-
-def write_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
-    """Write all of it or nothing: a process killed in the middle of this leaves the checkpoint before."""
-    parts = {
-        "weights": checkpoint.weights,
-        "mean": checkpoint.adam.mean,
-        "square": checkpoint.adam.square,
-    }
-    arrays = {f"{part}/{name}": array for part, named in parts.items() for name, array in named.items()}
-    numbers = {"num_updates": checkpoint.adam.num_updates, "loader": checkpoint.loader}
-    data = io.BytesIO()
-    np.savez(data, json=np.frombuffer(json.dumps(numbers).encode(), np.uint8), **arrays)  # type: ignore[arg-type]
-    write_whole(path, data.getbuffer())
-
-
-def read_checkpoint(path: Path) -> Checkpoint:
-    with np.load(path, allow_pickle=False) as arrays:
-        numbers = json.loads(arrays["json"].tobytes())
-        parts: dict[str, Weights] = {"weights": {}, "mean": {}, "square": {}}
-        for key in arrays.files:
-            if key != "json":
-                part, name = key.split("/")
-                parts[part][name] = arrays[key]
-    return Checkpoint(parts["weights"], Adam(numbers["num_updates"], parts["mean"], parts["square"]), numbers["loader"])
+def bake_library(store: Path, *more: Path) -> Path:
+    """Bake Python's own standard library, and more files: a text that every machine has."""
+    library = sysconfig.get_path("stdlib") + "/*.py"
+    recipe = bw.DatasetRecipe(seed=0)
+    recipe.add_ingredient([library, *map(str, more)], format="text", name="code")
+    recipe.prepare_step(bw.tokenize("bytes", append_eos=True))
+    say(library)
+    with contextlib.redirect_stderr(sys.stdout):  # bake reports to stderr: here it is part of the story
+        bw.bake(recipe, to=store, on_error="skip")
+    return store
 
 
 def kept_checkpoint(folder: Path, num_steps: int) -> Path:
@@ -83,42 +48,29 @@ def kept_checkpoint(folder: Path, num_steps: int) -> Path:
 
 
 def train(
-    store: Path,
-    folder: Path,
-    *,
-    num_steps: int,
-    checkpoint_steps: int,
-    keep_all: bool = False,
-    plan: str | None = None,
-    row_tokens: int = ROW_TOKENS,
-    batch_rows: int = BATCH_ROWS,
-    seed: int = 7,
+    store: str, folder: str, num_steps: int, checkpoint_steps: int, *, keep_all: bool = False, **settings: Any
 ) -> None:
-    """Train from the checkpoint in `folder`, or from nothing, to step `num_steps`; write a line for each step.
+    """Train from the checkpoint in `folder`, or from nothing, to step `num_steps`; report each step.
 
-    `plan`, a fingerprint, stands for `row_tokens` and `seed`.
+    `settings` are those of the loader, where they differ.
     """
-    which: dict[str, Any] = {"chunk_size": row_tokens, "seed": seed} if plan is None else {"plan": plan}
     loader = bw.PretrainDataLoader(
-        store, **which, batch_size=batch_rows, epochs=None, framework="numpy", rank=0, world_size=1
+        store, **{"batch_size": BATCH_ROWS, **settings}, epochs=None, framework="numpy", rank=0, world_size=1
     )
-    path = folder / CHECKPOINT
-    if path.exists():
-        checkpoint = read_checkpoint(path)
-        weights, adam = checkpoint.weights, checkpoint.adam
-        loader.load_state_dict(checkpoint.loader)
-    else:
-        weights, adam = new_weights(loader.store.vocab_size), Adam()
-    started, first_step = time.perf_counter(), adam.num_updates
+    path = Path(folder) / CHECKPOINT
+    run = resumed(path, model.new_weights(loader.store.vocab_size))
+    if run.loader:
+        loader.load_state_dict(run.loader)
+    started, first_step = time.perf_counter(), run.adam.num_updates
     for step in range(first_step, num_steps):
         batch = loader.get_batch()
-        losses, gradients = row_losses_and_gradients(weights, batch.input_ids, batch.targets)
-        adam.update(weights, gradients, rate=_learning_rate(step, num_steps))
+        losses, gradients = model.row_losses_and_gradients(run.weights, batch.input_ids, batch.targets)
+        run.adam.update(run.weights, gradients, rate=_learning_rate(step, num_steps))
         if (step + 1) % checkpoint_steps == 0 or step + 1 == num_steps:
-            checkpoint = Checkpoint(weights, adam, loader.state_dict())
-            write_checkpoint(path, checkpoint)
+            run.loader = loader.state_dict()
+            write_checkpoint(path, run)
             if keep_all:
-                write_checkpoint(kept_checkpoint(folder, step + 1), checkpoint)
+                write_checkpoint(kept_checkpoint(path.parent, step + 1), run)
         report(
             step=step,
             loss=float(losses.mean()).hex(),
@@ -126,7 +78,7 @@ def train(
             tokens_per_second=(step + 1 - first_step) * batch.input_ids.size / (time.perf_counter() - started),
             data_wait_percent=loader.stats()["data_wait_percent"],
         )
-    report(weights=digest_of(weights))
+    report(weights=digest_of(run.weights))
 
 
 def _learning_rate(step: int, num_steps: int) -> float:
@@ -134,37 +86,79 @@ def _learning_rate(step: int, num_steps: int) -> float:
     return LEARNING_RATE * min(1.0, (step + 1) / WARM_UP_STEPS) * (1 - 0.9 * step / num_steps)
 
 
-def digest_of(weights: Weights) -> str:
-    """Names weights: equal ones, bit for bit, have the same."""
-    digest = hashlib.sha256()
-    for name in sorted(weights):
-        digest.update(np.ascontiguousarray(weights[name]).data)
-    return digest.hexdigest()[:16]
+@dataclass(slots=True)
+class TrainingRun:
+    """One training run, as seen from outside: the losses its process reported, and the files it left."""
+
+    store: Path
+    folder: Path
+    num_steps: int
+    checkpoint_steps: int
+    settings: dict[str, Any] = field(default_factory=lambda: {"chunk_size": ROW_TOKENS, "seed": 7})
+    losses: dict[int, str] = field(default_factory=dict)
+    """By step, every bit of them: `float.hex`."""
+    row_losses: dict[int, list[float]] = field(default_factory=dict)
+    weights: str | None = None
+    """A digest of the trained weights; None until the run has reached its end."""
+    seconds: float = 0.0
+
+    def checkpoint(self) -> Checkpoint:
+        return read_checkpoint(self.folder / CHECKPOINT)
+
+    def watch(self, *, kill_after: int | None = None, note: Callable[[TrainingRun], str | None] | None = None) -> int:
+        """Start a process, show its progress, and kill it after a step or wait for its end. Returns its id.
+
+        The text that `note` returns after a step stays on the screen.
+        """
+        progress = ""
+
+        def take(report: Report) -> bool:
+            nonlocal progress
+            if "step" not in report:
+                self.weights = report["weights"]
+                return False
+            step: int = report["step"]
+            self.losses[step], self.row_losses[step] = report["loss"], report["row_losses"]
+            progress = self._progress(report)
+            line.show(progress)
+            if note is not None and (noted := note(self)) is not None:
+                line.note(noted)
+            return step == kill_after
+
+        began = time.monotonic()
+        named = {"store": self.store, "folder": self.folder, **self.settings}
+        named |= {"num_steps": self.num_steps, "checkpoint_steps": self.checkpoint_steps}
+        with LiveLine(sys.stdout) as line:
+            pid = follow(train, take, log=self.folder / "stderr.txt", **named)
+            line.keep(progress)
+        self.seconds += time.monotonic() - began
+        return pid
+
+    def _progress(self, report: Report) -> str:
+        return (
+            f"step {report['step']:>4}/{self.num_steps - 1}   loss {float.fromhex(report['loss']):.3f}   "
+            f"{report['tokens_per_second']:>9,.0f} tokens/s   data wait {report['data_wait_percent']:.1f} %"
+        )
+
+    def summary(self) -> str:
+        losses = [float.fromhex(self.losses[step]) for step in sorted(self.losses)]
+        tail = losses[-max(1, len(losses) // 20) :]
+        return f"loss {losses[0]:.2f} -> {sum(tail) / len(tail):.2f} in {self.seconds:.1f} s"
 
 
-def report(**what: Any) -> None:
-    """Print one line of JSON for the parent process."""
-    print(json.dumps(what), flush=True)
+def expect_equal(whose: str, losses: dict[int, str], other: str, expected: dict[int, str], steps: range) -> None:
+    """The losses of two runs must be equal to the last bit, over all of some steps."""
+    for step in steps:
+        expect(step in losses, f"the {whose} never came to step {step}")
+        same = losses[step] == expected[step]
+        expect(same, f"the {whose}'s loss at step {step} is {losses[step]}, the {other}'s {expected[step]}")
+    say(
+        f"The {whose}'s losses, steps {steps[0]} to {steps[-1]}, equal the {other}'s bit for bit: "
+        f"{len(steps)} of {len(steps)}."
+    )
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m batchwright.demo.train")
-    parser.add_argument("store", type=Path)
-    parser.add_argument("folder", type=Path, help="where the checkpoint is written, and read if there is one")
-    parser.add_argument("--steps", type=int, default=800)
-    parser.add_argument("--checkpoint-steps", type=int, default=50)
-    parser.add_argument("--keep-all", action="store_true", help="keep every checkpoint, not only the last")
-    parser.add_argument("--plan", help="a plan that is kept with the store, instead of --row-tokens and --seed")
-    parser.add_argument("--row-tokens", type=int, default=ROW_TOKENS)
-    parser.add_argument("--batch-rows", type=int, default=BATCH_ROWS)
-    parser.add_argument("--seed", type=int, default=7)
-    asked = vars(parser.parse_args(argv))
-    asked["folder"].mkdir(parents=True, exist_ok=True)
-    train(num_steps=asked.pop("steps"), **asked)
-    return 0
-
-
-if __name__ == "__main__":
-    die_with_parent(os.getppid())
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C reaches this process too; the one that watches it speaks
-    sys.exit(main())
+def expect_equal_weights(run: TrainingRun, other: TrainingRun, where: str) -> None:
+    """The weights of two runs must be equal at their end."""
+    expect(run.weights == other.weights, f"the weights at the end are {run.weights}, {other.weights} in the {where}")
+    say(f"So do the weights after step {run.num_steps - 1}: sha256 {run.weights}... in both.")
