@@ -1,4 +1,7 @@
-"""Columns as Arrow arrays and back, and as Python values. Numbers that Arrow and NumPy lay out alike are not copied."""
+"""Columns as Arrow arrays and back, as Python values and as a `datasets.Dataset`, and whether they are equal.
+
+Numbers that Arrow and NumPy lay out alike are not copied.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,34 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from batchwright.buffer.arrow_types import holds, is_bytes, is_tensor, is_text, numbers_of, plain_type, types_inside
+from batchwright.base.errors import MissingExtraError
 from batchwright.buffer.plain_values import Misfit
-from batchwright.buffer.schema import Columns, Field, Numbers, Schema, Values
+from batchwright.buffer.schema import (
+    Columns,
+    Field,
+    Numbers,
+    Schema,
+    Values,
+    holds,
+    is_bytes,
+    is_tensor,
+    is_text,
+    numbers_of,
+    plain_type,
+    types_inside,
+)
 
-__all__ = ["as_table", "as_tensors", "from_arrow", "joined", "pylist", "to_arrow"]
+__all__ = [
+    "as_table",
+    "as_tensors",
+    "equal_rows",
+    "from_arrow",
+    "has_value",
+    "joined",
+    "pylist",
+    "to_arrow",
+    "to_dataset",
+]
 
 
 def to_arrow(field: Field, values: Values) -> pa.Array:
@@ -194,3 +220,89 @@ def _offsets(array: pa.Array) -> list[int]:
     if pa.types.is_fixed_size_list(array.type):
         return [(array.offset + row) * array.type.list_size for row in range(len(array) + 1)]
     return array.offsets.to_pylist()  # type: ignore[no-any-return]
+
+
+# Comparison: null equals null, and NaN equals NaN
+
+
+def equal_rows(values: Values, others: Values) -> NDArray[np.bool_]:
+    """The mask of equal rows of two columns. The second one may be a single row, which all rows are compared with."""
+    there, others_there = has_value(values), has_value(others)
+    if isinstance(values, Numbers) and isinstance(others, Numbers):
+        equal = _equal_numbers(values.values, others.values)
+    elif isinstance(values, Numbers) or isinstance(others, Numbers):
+        equal = np.zeros(len(there), bool)  # the type of one of them is not known: it has no values
+    else:
+        equal = _equal_arrays(values, others)
+    return (equal & there & others_there) | ~(there | others_there)
+
+
+def has_value(values: Values) -> NDArray[np.bool_]:
+    if isinstance(values, Numbers):
+        return values.has_value
+    return values.is_valid().to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
+
+
+def _equal_numbers(values: NDArray[Any], others: NDArray[Any]) -> NDArray[np.bool_]:
+    same: NDArray[np.bool_] = np.asarray(values == others)
+    if values.dtype.kind == "f":
+        same |= np.isnan(values) & np.isnan(others)
+    return np.asarray(same.all(axis=tuple(range(1, same.ndim))))
+
+
+def _equal_arrays(values: pa.Array, others: pa.Array) -> NDArray[np.bool_]:
+    is_single = len(others) == 1 != len(values)
+    if not pa.types.is_nested(values.type) and not isinstance(values.type, pa.BaseExtensionType):
+        try:
+            equal = pc.equal(values, others[0] if is_single else others)
+            return equal.fill_null(False).to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
+        except pa.ArrowNotImplementedError:
+            pass  # types that Arrow does not compare: as Python values
+    listed = pylist(others)
+    if is_single:
+        listed *= len(values)
+    return np.fromiter(map(_is_equal, pylist(values), listed), bool, len(values))
+
+
+def _is_equal(value: Any, other: Any) -> bool:
+    """Whether two Python values of one column are the same."""
+    match other:
+        case np.ndarray():
+            return isinstance(value, np.ndarray) and np.array_equal(value, other, equal_nan=other.dtype.kind == "f")
+        case dict():
+            is_alike = isinstance(value, dict) and value.keys() == other.keys()
+            return is_alike and all(_is_equal(value[name], member) for name, member in other.items())
+        case list():
+            return isinstance(value, list) and len(value) == len(other) and all(map(_is_equal, value, other))
+    return type(value) is type(other) and bool(value == other or (value != value and other != other))
+
+
+# Datasets
+
+
+def to_dataset(table: pa.Table) -> Any:
+    """Rows as a Dataset: `float32[84]` is `List(Value("float32"), length=84)` there."""
+    try:
+        from datasets import Dataset
+    except ImportError as error:
+        raise MissingExtraError(
+            "to_hf_dataset needs the package datasets", remedy="pip install 'datasets>=3'"
+        ) from error
+    columns = {name: _as_lists(joined(table.column(name))) for name in table.column_names}
+    return Dataset(pa.table(columns))
+
+
+def _as_lists(array: pa.Array) -> pa.Array:
+    """An array without tensors: each becomes lists of a fixed length, over the same memory."""
+    kind, count = array.type, len(array)
+    if isinstance(kind, pa.FixedShapeTensorType):
+        size = kind.storage_type.list_size
+        inner = array.storage.values.slice(array.storage.offset * size, count * size)
+        for length in reversed(kind.shape[1:]):
+            inner = pa.FixedSizeListArray.from_arrays(inner, length)
+        return pa.FixedSizeListArray.from_arrays(inner, kind.shape[0], mask=array.storage.is_null())
+    if pa.types.is_struct(kind):
+        children = [_as_lists(array.field(number)) for number in range(kind.num_fields)]
+        fields = [field.with_type(child.type) for field, child in zip(kind, children, strict=True)]
+        return pa.StructArray.from_arrays(children, fields=fields, mask=array.is_null())
+    return array

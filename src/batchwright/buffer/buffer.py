@@ -18,18 +18,22 @@ from batchwright.base.errors import SampleError, SampleTypeError, SpecError, Sto
 from batchwright.base.forks import lock_across_forks
 from batchwright.base.words import counted
 from batchwright.buffer import codec
-from batchwright.buffer.column import refuse_column
-from batchwright.buffer.contents import Contents
+from batchwright.buffer.contents import BufferDiff, Contents, VersionInfo, take_diff
 from batchwright.buffer.durable import Durable
 from batchwright.buffer.folder import POINTER
-from batchwright.buffer.normalize import normalize, takes_dicts
+from batchwright.buffer.normalize import Normalized, columns_to_extend, normalize, takes_dicts
 from batchwright.buffer.reads import BufferVersion, Reads
 from batchwright.buffer.retain import BufferSettings, check_by, column_of, kept_count
 from batchwright.buffer.schema import Columns, Schema, num_rows_of
 from batchwright.buffer.table import BufferTable
-from batchwright.buffer.tables import Normalized, columns_to_extend
-from batchwright.buffer.values import arrays_to_columns, column_for_set, infer_schema, rows_to_columns, schema_of_arrow
-from batchwright.buffer.versions import BufferDiff, VersionInfo, take_diff
+from batchwright.buffer.values import (
+    arrays_to_columns,
+    column_for_set,
+    infer_schema,
+    refuse_column,
+    rows_to_columns,
+    schema_of_arrow,
+)
 from batchwright.buffer.view import View, refuse_twice
 from batchwright.typing import Array
 

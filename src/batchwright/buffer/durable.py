@@ -19,12 +19,11 @@ from batchwright.base.checks import local_path
 from batchwright.base.errors import StoreError
 from batchwright.base.journal import Record, read_records, salvage_records
 from batchwright.buffer import codec
-from batchwright.buffer.contents import Contents
+from batchwright.buffer.contents import CommittedVersion, Contents, VersionInfo
 from batchwright.buffer.folder import SALVAGE, BufferFolder
 from batchwright.buffer.parts import Parts
 from batchwright.buffer.retain import BufferSettings, check_by
 from batchwright.buffer.schema import Columns
-from batchwright.buffer.versions import CommittedVersion, VersionInfo
 from batchwright.buffer.view import View
 
 __all__ = ["Durable"]

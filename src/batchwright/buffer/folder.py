@@ -41,10 +41,10 @@ from batchwright.base.fingerprint import fingerprint_file
 from batchwright.base.forks import let_go_in_children
 from batchwright.base.journal import HEAD_BYTES, Journal, Record, read_head
 from batchwright.base.words import first_line
-from batchwright.buffer.block_file import block_from_arrow, block_to_arrow
+from batchwright.buffer.codec import block_from_arrow, block_to_arrow
 from batchwright.buffer.schema import Columns, Schema
 
-__all__ = ["POINTER", "SALVAGE", "BufferFolder", "Pointer"]
+__all__ = ["POINTER", "SALVAGE", "BufferFolder"]
 
 POINTER = "batchwright-buffer.json"
 _LOCK = "writer.lock"

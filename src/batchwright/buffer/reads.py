@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 
 from batchwright.base.errors import BatchwrightError, SpecError
 from batchwright.base.words import counted
-from batchwright.buffer.arrow import as_table, pylist
+from batchwright.buffer.arrow import as_table, equal_rows, pylist
 from batchwright.buffer.batch import RowBatch, converted
-from batchwright.buffer.compare import equal_rows
 from batchwright.buffer.normalize import normalize
 from batchwright.buffer.retain import check_by
 from batchwright.buffer.sample import Priorities, draw, weights
@@ -314,7 +313,7 @@ class Reads(ABC):
 
     def to_hf_dataset(self) -> Any:
         """A `datasets.Dataset` of all rows."""
-        from batchwright.buffer.hf import to_dataset
+        from batchwright.buffer.arrow import to_dataset
 
         return to_dataset(self.to_table())
 

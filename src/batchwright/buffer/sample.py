@@ -26,7 +26,7 @@ from batchwright.base.errors import SpecError
 from batchwright.base.seeds import U64, key_of, mix64
 from batchwright.buffer.retain import below, choose, is_number, sequence
 
-__all__ = ["Priorities", "SampleDraw", "draw", "weights"]
+__all__ = ["Priorities", "draw", "weights"]
 
 F64 = NDArray[np.float64]
 

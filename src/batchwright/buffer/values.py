@@ -7,30 +7,140 @@ the column and both types, and the buffer stays unchanged.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
-from batchwright.base.errors import SampleError
+from batchwright.base.errors import BatchwrightError, SampleError
+from batchwright.base.words import suggest
 from batchwright.buffer.arrow import as_tensors, from_arrow, joined, pylist
-from batchwright.buffer.arrow_types import is_list, is_tensor, numbers_of, plain_type, types_inside
-from batchwright.buffer.column import (
-    check_names,
-    fit_column,
-    infer_column,
-    learn,
-    plain_column,
-    refuse_column,
-    refuse_missing,
-    sample_error,
-    with_type,
+from batchwright.buffer.fit import fit, infer
+from batchwright.buffer.plain_values import DTYPES, SIMPLE, Misfit, array_of_tensor, is_array, kind_of, plain
+from batchwright.buffer.schema import (
+    Columns,
+    Field,
+    Numbers,
+    Row,
+    Schema,
+    Values,
+    is_list,
+    is_tensor,
+    merge,
+    num_rows_of,
+    numbers_of,
+    part_of,
+    plain_type,
+    types_inside,
 )
-from batchwright.buffer.plain_values import DTYPES, Misfit, array_of_tensor, is_array, kind_of, plain
-from batchwright.buffer.schema import Columns, Field, Numbers, Row, Schema, Values, num_rows_of, part_of
 
-__all__ = ["arrays_to_columns", "column_for_set", "infer_schema", "rows_of", "rows_to_columns", "schema_of_arrow"]
+__all__ = [
+    "arrays_to_columns",
+    "check_names",
+    "column_for_set",
+    "infer_schema",
+    "refuse_column",
+    "rows_of",
+    "rows_to_columns",
+    "sample_error",
+    "schema_of_arrow",
+]
+
+T = TypeVar("T")
+
+
+def check_names(names: Iterable[Any], rows: Sequence[Row] = ()) -> None:
+    """Refuse invalid names of columns. `rows` are those that the names are from."""
+    seen = set()
+    for name in names:
+        if name in seen:
+            raise SampleError(f"two columns are named {name!r}", column=name, remedy="rename one of them")
+        seen.add(name)
+        if not isinstance(name, str) or not name or any("\ud800" <= letter <= "\udfff" for letter in name):
+            raise SampleError(
+                f"a column named {name!r}: names are Unicode text, not empty",
+                row=next((number for number, row in enumerate(rows) if name in row), None),
+                column=repr(name),
+                got=type(name).__name__,
+                remedy="a name of type str",
+            )
+
+
+def plain_column(name: str, values: list[Any]) -> list[Any]:
+    if SIMPLE.issuperset(map(type, values)):
+        return values
+    return _checked(name, values, lambda some: [plain(value) for value in some])
+
+
+def infer_column(name: str, values: list[Any]) -> pa.DataType:
+    return _checked(name, values, infer)
+
+
+def fit_column(values: Sequence[Any], field: Field) -> Values:
+    return _checked(field.name, values, fit, field)
+
+
+def _checked(name: str, values: Sequence[Any], check: Callable[..., T], *given: Any) -> T:
+    """Apply `check` to a column. If it refuses the column, the error names the first row that it fails at."""
+    try:
+        return check(values, *given)
+    except Misfit as error:
+        misfit = error
+    passes, fails = 0, len(values)
+    while fails - passes > 1:
+        middle = (passes + fails) // 2
+        try:
+            check(values[:middle], *given)
+            passes = middle
+        except Misfit as error:
+            fails, misfit = middle, error
+    raise sample_error(misfit, fails - 1, name)
+
+
+def learn(field: Field, values: list[Any]) -> Field:
+    """The field, with types in place of unknown ones."""
+    if field.is_null:
+        return with_type(field, infer_column(field.name, values))
+    try:
+        return with_type(field, infer(values))
+    except Misfit:
+        return field  # they do not fit: the row that does not is found then
+
+
+def with_type(field: Field, kind: pa.DataType) -> Field:
+    merged = merge(field.type, kind)
+    return field if merged == field.type else dataclasses.replace(field, type=merged)
+
+
+def refuse_column(name: str, schema: Schema, row: int | None = None) -> None:
+    remedy = f"buffer.set(ids, {name}=...) adds it, or schema=pa.schema(...) beforehand"
+    near = suggest(name, schema.names)
+    if near is not None:
+        remedy = f"{near!r}, if that was meant; else {remedy}"
+    raise SampleError(
+        f"a column that this buffer does not have: {name!r}",
+        row=row,
+        column=name,
+        has=", ".join(schema.names),
+        remedy=remedy,
+    )
+
+
+def refuse_missing(row: int | None, field: Field) -> None:
+    raise SampleError(
+        f"the column {field.name!r} is missing",
+        row=row,
+        column=field.name,
+        has=str(field),
+        got="nothing",
+        remedy=f"{{{field.name!r}: ...}}" + (", or None" if field.nullable else ""),
+    )
+
+
+def sample_error(misfit: Misfit, row: int | None, column: str | None) -> BatchwrightError:
+    where = (column or "") + misfit.path
+    return misfit.kind(misfit.what, row=row, column=where or None, has=misfit.has, got=misfit.got, remedy=misfit.remedy)
 
 
 # Schemas
