@@ -33,7 +33,7 @@ from batchwright.buffer.plain_values import (
     rows_of_tensor,
 )
 from batchwright.buffer.schema import Row
-from batchwright.buffer.values import check_names, sample_error
+from batchwright.buffer.values import check_names
 
 __all__ = ["Normalized", "columns_to_extend", "normalize", "register_normalizer", "takes_dicts"]
 
@@ -124,7 +124,7 @@ def _rows(sample: Any, number: int | None) -> tuple[str, list[Row]]:
         if kind_of(type(sample)) == "image":
             return "image", [{"image": png(sample)}]
     except Misfit as misfit:
-        raise sample_error(misfit, number, None) from None
+        raise misfit.error(number) from None
     return "dict", [_row(sample, number)]
 
 
@@ -267,7 +267,7 @@ def columns_to_extend(source: Any) -> Normalized:
         if is_array(source):
             return Normalized("tensor", [], {"tensor": rows_of_tensor(source, "a tensor [rows, ...]")})
     except Misfit as misfit:
-        raise sample_error(misfit, None, None) from None
+        raise misfit.error() from None
     if isinstance(source, Mapping) and kind_of(type(source)) is None:
         return Normalized("dict", [], _columns_of_dict(source))
     found = columns_of_table(source)
@@ -336,7 +336,7 @@ def _column(name: Any, column: Any) -> Any:
         try:
             return array_of_tensor(column)
         except Misfit as misfit:
-            raise sample_error(misfit, None, str(name)) from None
+            raise misfit.error(column=str(name)) from None
     if kind_of(type(column)) == "series":
         return pa.array(column)
     if isinstance(column, pa.Array | pa.ChunkedArray | list):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -33,41 +34,31 @@ SIMPLE = frozenset((type(None), bool, int, float, str, bytes, *(dtype.type for d
 _DEEPEST = 64
 
 
+@dataclass(eq=False)
 class Misfit(Exception):
     """A value that cannot be kept. Its row is not known yet."""
 
-    kind: type[BatchwrightError]
-    remedy: str | None
-    got: str | None
-    has: str | None
-    path: str
     what: str
-
-    def __init__(
-        self,
-        what: str,
-        *,
-        has: str | None = None,
-        got: str | None = None,
-        remedy: str | None = None,
-        kind: type[BatchwrightError] = SampleError,
-    ) -> None:
-        super().__init__(what)
-        self.what, self.path, self.has, self.got, self.remedy, self.kind = what, "", has, got, remedy, kind
+    has: str | None = None
+    got: str | None = None
+    remedy: str | None = None
+    kind: type[BatchwrightError] = SampleError
+    path: str = ""
 
     def inside(self, step: str) -> Misfit:
         """The same, named from one level further out."""
         self.path = step + self.path
         return self
 
-
-def kind_of(cls: type[Any]) -> str | None:
-    """The kind of a class of another library: "tensor", "array", "image", "dataset", "pandas", "polars", or None."""
-    return _kind_of(cls)  # type: ignore[arg-type]
+    def error(self, row: int | None = None, column: str = "") -> BatchwrightError:
+        """The error for users."""
+        where = column + self.path or None
+        return self.kind(self.what, row=row, column=where, has=self.has, got=self.got, remedy=self.remedy)
 
 
 @lru_cache(maxsize=1024)
-def _kind_of(cls: Any) -> str | None:
+def kind_of(cls: Any) -> str | None:
+    """The kind of a class of another library: "tensor", "array", "image", "dataset", "pandas", "polars", or None."""
     for base in cls.__mro__:
         known = _CLASSES.get((base.__module__.partition(".")[0], base.__name__))
         if known is not None and (known != "dataset" or hasattr(base, "with_format")):  # users have such modules too
