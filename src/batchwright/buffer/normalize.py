@@ -33,7 +33,7 @@ from batchwright.buffer.plain_values import (
     rows_of_tensor,
 )
 from batchwright.buffer.schema import Row
-from batchwright.buffer.values import check_names
+from batchwright.buffer.values import check_names, is_column
 
 __all__ = ["Normalized", "columns_to_extend", "normalize", "register_normalizer", "takes_dicts"]
 
@@ -59,16 +59,13 @@ def register_normalizer(kind: type) -> Callable[[F], F]:
     [{'text': 'x'}, {'text': 'y'}]
     """
     if not isinstance(kind, type):
-        raise SampleTypeError(
-            f"a normalizer is registered for a class, not for {describe(kind)}", remedy="@register_normalizer(MySample)"
-        )
+        what = f"a normalizer is registered for a class, not for {describe(kind)}"
+        raise SampleTypeError(what, remedy="@register_normalizer(MySample)")
 
     def register(normalizer: F) -> F:
         if not callable(normalizer):
-            raise SampleTypeError(
-                f"a normalizer is a function of one sample, not {describe(normalizer)}",
-                remedy="@register_normalizer(MySample) above a function",
-            )
+            what = f"a normalizer is a function of one sample, not {describe(normalizer)}"
+            raise SampleTypeError(what, remedy="@register_normalizer(MySample) above a function")
         _NORMALIZERS.pop(kind, None)  # a second one of a class is the newest of all
         _NORMALIZERS[kind] = normalizer
         return normalizer
@@ -115,17 +112,17 @@ def _rows(sample: Any, number: int | None) -> tuple[str, list[Row]]:
     """(kind, rows) of one sample; `number` is its place in a list."""
     normalizer = _normalizer_of(sample)
     if normalizer is not None:
-        return "dict", _by_normalizer(normalizer, sample, number)
+        return "dict", _by_normalizer(normalizer, sample, number or 0)
     if type(sample) is dict:
         return "dict", [sample]
     try:
         if is_array(sample):
-            return "tensor", [{"tensor": _tensor(sample, number)}]
+            return "tensor", [{"tensor": _tensor(sample, is_alone=number is None)}]
         if kind_of(type(sample)) == "image":
             return "image", [{"image": png(sample)}]
+        return "dict", [_row(sample)]
     except Misfit as misfit:
         raise misfit.error(number) from None
-    return "dict", [_row(sample, number)]
 
 
 def _normalizer_of(sample: Any) -> Normalizer | None:
@@ -137,38 +134,29 @@ def _normalizer_of(sample: Any) -> Normalizer | None:
     return next((_NORMALIZERS[base] for base in reversed(_NORMALIZERS) if isinstance(sample, base)), None)
 
 
-def _by_normalizer(normalizer: Normalizer, sample: Any, number: int | None) -> list[Row]:
+def _by_normalizer(normalizer: Normalizer, sample: Any, number: int) -> list[Row]:
     name = getattr(normalizer, "__qualname__", repr(normalizer))
     try:
         rows = normalizer(sample)
     except BatchwrightError:
         raise
     except Exception as error:
-        raise SampleError(
-            f"a normalizer failed: {error_in_words(error)}",
-            row=number or 0,
-            normalizer=name,
-            sample=describe(sample),
-            remedy="the error above is from the normalizer itself",
-        ) from error
-    listed = rows if isinstance(rows, list) else [rows]
-    for row in listed:
+        what, remedy = f"a normalizer failed: {error_in_words(error)}", "the error above is from the normalizer itself"
+        raise SampleError(what, row=number, normalizer=name, sample=describe(sample), remedy=remedy) from error
+    if not isinstance(rows, list):
+        rows = [rows]
+    for row in rows:
         if not isinstance(row, dict):
-            raise SampleTypeError(
-                f"a normalizer gave {describe(row)}, not a dict",
-                row=number or 0,
-                normalizer=name,
-                got=describe(row),
-                remedy="return a dict (one row), or a list of dicts (many)",
-            )
-    return listed
+            what, remedy = f"a normalizer gave {describe(row)}, not a dict", "return a dict, or a list of dicts"
+            raise SampleTypeError(what, row=number, normalizer=name, got=describe(row), remedy=remedy)
+    return rows
 
 
-def _tensor(tensor: Any, number: int | None) -> np.ndarray:
+def _tensor(tensor: Any, *, is_alone: bool) -> np.ndarray:
     array = rows_of_tensor(tensor, '{"value": tensor}, or tensor.reshape(1)')
     if not array.size:
         raise Misfit("a tensor without elements", got=describe(tensor), remedy="leave it out")
-    if array.ndim > 1 and number is None and "tensor" not in _logged:
+    if array.ndim > 1 and is_alone and "tensor" not in _logged:
         _logged.add("tensor")
         log.warning(
             "append took a tensor of shape %s as ONE row of that shape; for %d rows of shape %s, use extend(tensor)",
@@ -182,24 +170,21 @@ def _tensor(tensor: Any, number: int | None) -> np.ndarray:
 # Dicts and objects
 
 
-def _row(sample: Any, number: int | None) -> Row:
+def _row(sample: Any) -> Row:
     remedy = _remedy_of(sample)
     if remedy is not None:
-        what = "None" if sample is None else describe(sample)
-        raise SampleTypeError(f"{what} is not a sample", row=number, got=describe(sample), remedy=remedy)
+        raise Misfit(f"{describe(sample)} is not a sample", got=describe(sample), remedy=remedy, kind=SampleTypeError)
     members = members_of(sample)
-    if members is not None or isinstance(sample, Mapping):
-        return dict(sample if members is None else members)
-    kind = type(sample)
-    slots = {name: getattr(sample, name) for name in _slots(kind) if hasattr(sample, name)}
+    if members is not None:
+        return dict(members)
+    if isinstance(sample, Mapping):
+        return dict(sample)
+    slots = {name: getattr(sample, name) for name in _slots(type(sample)) if hasattr(sample, name)}
     row = {**slots, **getattr(sample, "__dict__", {})}
     if not row:
-        raise SampleTypeError(
-            f"an object without attributes is not a sample: {describe(sample)}",
-            row=number,
-            got=describe(sample),
-            remedy=f"a dict, or @register_normalizer({kind.__name__})",
-        )
+        what = f"an object without attributes is not a sample: {describe(sample)}"
+        remedy = f"a dict, or @register_normalizer({type(sample).__name__})"
+        raise Misfit(what, got=describe(sample), remedy=remedy, kind=SampleTypeError)
     return row
 
 
@@ -317,38 +302,24 @@ def _table(source: Any) -> pa.Table:
 def _columns_of_dict(source: Mapping[Any, Any]) -> dict[str, Any]:
     if not source:
         raise SampleError("a dict without columns", remedy='extend({"obs": array, "label": array})')
-    columns = {name: _column(name, column) for name, column in source.items()}
-    first, length = next((name, len(column)) for name, column in columns.items())
-    for name, column in columns.items():
-        if len(column) != length:
+    lengths: dict[Any, int] = {}
+    for name, column in source.items():
+        if not is_column(column):
+            what = f"extend takes columns, and {name!r} is {describe(column)}"
+            remedy = "append(...) for one row; a list or an array of values for many"
+            raise SampleTypeError(what, column=str(name), got=describe(column), remedy=remedy)
+        lengths[name] = len(column)
+    first, length = next(iter(lengths.items()))
+    for name, other in lengths.items():
+        if other != length:
             raise SampleError(
-                f"columns of different lengths: {first!r} has {length} rows, {name!r} has {len(column)}",
+                f"columns of different lengths: {first!r} has {length} rows, {name!r} has {other}",
                 column=str(name),
                 has=f"{first}: {length} rows",
-                got=f"{name}: {len(column)} rows",
+                got=f"{name}: {other} rows",
                 remedy="one value for each row in every column",
             )
-    return columns
-
-
-def _column(name: Any, column: Any) -> Any:
-    if is_array(column) and len(column.shape):
-        try:
-            return array_of_tensor(column)
-        except Misfit as misfit:
-            raise misfit.error(column=str(name)) from None
-    if kind_of(type(column)) == "series":
-        return pa.array(column)
-    if isinstance(column, pa.Array | pa.ChunkedArray | list):
-        return column
-    if isinstance(column, tuple | range):
-        return list(column)
-    raise SampleTypeError(
-        f"extend takes columns, and {name!r} is {describe(column)}",
-        column=str(name),
-        got=describe(column),
-        remedy="append(...) for one row; a list or an array of values for many",
-    )
+    return dict(source)
 
 
 # Data frames and datasets

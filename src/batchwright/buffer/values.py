@@ -40,6 +40,7 @@ __all__ = [
     "check_names",
     "column_for_set",
     "infer_schema",
+    "is_column",
     "refuse_column",
     "rows_of",
     "rows_to_columns",
@@ -249,7 +250,7 @@ def column_for_set(name: str, values: Any, count: int, field: Field | None) -> t
     """`count` values of one column, or one scalar for all of them. A new column (no field) is not required."""
     check_names([name])
     field = field or Field(name, pa.null(), required=False)
-    if _is_one(values):
+    if not is_column(values):
         one, field = _fit_column([values], field)
         return part_of(one, np.zeros(count, np.int64)), field
     if len(values) != count:
@@ -263,10 +264,11 @@ def column_for_set(name: str, values: Any, count: int, field: Field | None) -> t
     return _column(values, field)
 
 
-def _is_one(values: Any) -> bool:
+def is_column(values: Any) -> bool:
+    """Whether this is a list, an array, a series or Arrow data: one value for each row, not one value."""
     if isinstance(values, list | tuple | range | pa.Array | pa.ChunkedArray) or kind_of(type(values)) == "series":
-        return False
-    return not (is_array(values) and len(values.shape))
+        return True
+    return is_array(values) and len(values.shape) > 0
 
 
 def _column(values: Any, field: Field) -> tuple[Values, Field]:
