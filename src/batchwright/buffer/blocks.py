@@ -26,6 +26,7 @@ __all__ = [
     "Segment",
     "SlowWrite",
     "capacity_for",
+    "column_of_values",
     "costs",
     "missing",
     "missing_column",
@@ -81,7 +82,7 @@ def capacity_for(num_rows: int, schema: Schema, at_least: int) -> int:
 class NumberColumn:
     """Numbers of one type and shape: values [capacity, *shape], and the mask of rows that have one (None: all)."""
 
-    __slots__ = ("address", "edition", "row_bytes", "shared", "valid", "values")
+    __slots__ = ("__weakref__", "address", "edition", "row_bytes", "shared", "valid", "values")
 
     def __init__(self, values: NDArray[Any], valid: NDArray[np.bool_] | None = None, *, shared: bool = False) -> None:
         self.values: NDArray[Any] = values
@@ -168,7 +169,7 @@ class NumberColumn:
 class ArrowColumn:
     """Values of any Arrow type. Pieces are joined as they come; the values themselves never change."""
 
-    __slots__ = ("_levels", "_pending", "_pieces", "shared", "type")
+    __slots__ = ("__weakref__", "_levels", "_pending", "_pieces", "shared", "type")
 
     edition = 0
 
@@ -318,7 +319,9 @@ class RowBlock:
     A column that is not in `columns` is null in every row.
     """
 
-    __slots__ = ("_is_ascending", "capacity", "columns", "first_id", "ids", "ledger", "num_rows", "serial")
+    __slots__ = (
+        *("__weakref__", "_is_ascending", "capacity", "columns", "first_id", "ids", "ledger", "num_rows", "serial"),
+    )
 
     edition = 0
     """The edition of its ledger, as columns have one. Existing entries do not change."""
@@ -445,6 +448,13 @@ class Segment(NamedTuple):
         if isinstance(column, NumberColumn):
             return part_of(Numbers(column.values, column.valid), self.keep)
         return part_of(column.read(self.start, self.stop), self.keep - self.start)
+
+
+def column_of_values(values: Values) -> Column:
+    """A column over memory that others may see: changes are made in a copy."""
+    if isinstance(values, Numbers):
+        return NumberColumn(*values, shared=True)
+    return ArrowColumn(values.type, values)
 
 
 def missing_column(field: Field, block: RowBlock) -> Column:

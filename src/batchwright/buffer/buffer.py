@@ -405,8 +405,7 @@ class DatasetBuffer(Reads):
         with self._lock:
             kept = self._contents.find(version)
             if self._disk is not None:
-                self._disk.checkpoint(self._contents)  # a rollback to it may stand in the journal
-                self._disk.forget(kept.ordinal)
+                self._disk.forget(self._contents, kept.ordinal)
             self._contents.versions.remove(kept)
 
     def versions(self) -> list[VersionInfo]:

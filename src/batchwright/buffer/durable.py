@@ -200,7 +200,10 @@ class Durable:
         self.folder.write_checkpoint(number, self._document(contents))
         self._checkpoint_number = number
         loaded = (kept.view for kept in contents.versions if kept.is_loaded)
-        self._parts.forget_all_but([contents.table.view(), *loaded])
+        self._parts.forget_lists([contents.table.view(), *loaded])
+        self._remove_unused()
+
+    def _remove_unused(self) -> None:
         unused = self.folder.unused()
         self._parts.forget_files(unused)  # before they are removed: later writes must not name them
         self.folder.remove_blocks(unused)
@@ -217,10 +220,10 @@ class Durable:
         }
         self.folder.write_version(ordinal, document)
 
-    def forget(self, ordinal: int) -> None:
-        self.folder.check_writer()
+    def forget(self, contents: Contents, ordinal: int) -> None:
+        self.checkpoint(contents)  # a rollback to it may stand in the journal
         self.folder.remove_version(ordinal)
-        self.folder.remove_blocks(self.folder.unused() - self._parts.files())
+        self._remove_unused()
 
     def sync(self) -> None:
         if not self.folder.is_read_only:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from batchwright.base.errors import RowIndexError, SpecError
 from batchwright.base.fingerprint import fingerprint
 from batchwright.base.words import listed, suggest
-from batchwright.buffer.blocks import ArrowColumn, NumberColumn, RowBlock, Segment, missing
+from batchwright.buffer.blocks import ArrowColumn, RowBlock, Segment, column_of_values, missing
 from batchwright.buffer.schema import Columns, Field, Numbers, Schema, Values
 from batchwright.columns.addresses import ScatteredRows, gather
 
@@ -315,11 +315,8 @@ def _from_content(
     block.num_rows, block.ids = len(ids), ids
     block.ledger.extend(ledger.tolist())
     for name, values in columns.items():
-        field = schema.by_name[name]
-        if isinstance(values, Numbers):
-            block.columns[name] = NumberColumn(*values, shared=True)
-        elif not field.is_null:
-            block.columns[name] = ArrowColumn(field.type, values)
+        if not schema.by_name[name].is_null:
+            block.columns[name] = column_of_values(values)
     return View([Segment.of(block)], schema, number, origins)
 
 
