@@ -222,7 +222,7 @@ class DatasetBuffer(Reads):
         if max_size is None or strategy == "oldest":
             return True
         column = column_of(strategy)
-        return column is None or column[0] in contents.table.schema.numeric
+        return column is None or column in contents.table.schema.numeric
 
     def _accept(self, count: int) -> range:
         """The rows that were put are right: write them down and count them."""

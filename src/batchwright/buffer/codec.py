@@ -49,11 +49,14 @@ _encoder = msgspec.msgpack.Encoder()
 # Changes
 
 
-class Append(msgspec.Struct, array_like=True, tag=1, frozen=True):
-    """Rows that were added, and the retention of the rows before them."""
-
+class _Change(msgspec.Struct, array_like=True, frozen=True):
     number: int
     time_us: int
+
+
+class Append(_Change, tag=1, frozen=True):
+    """Rows that were added, and the retention of the rows before them."""
+
     columns: bytes
     num_rows: int
     retain: float
@@ -64,37 +67,29 @@ class Append(msgspec.Struct, array_like=True, tag=1, frozen=True):
     """None: as it was."""
 
 
-class SetValues(msgspec.Struct, array_like=True, tag=2, frozen=True):
+class SetValues(_Change, tag=2, frozen=True):
     """New values of some columns for some rows."""
 
-    number: int
-    time_us: int
     ids: bytes
     columns: bytes
     schema: bytes | None
 
 
-class DropRows(msgspec.Struct, array_like=True, tag=3, frozen=True):
+class DropRows(_Change, tag=3, frozen=True):
     """Rows that went."""
 
-    number: int
-    time_us: int
     ids: bytes
 
 
-class Rollback(msgspec.Struct, array_like=True, tag=4, frozen=True):
+class Rollback(_Change, tag=4, frozen=True):
     """Back to a version."""
 
-    number: int
-    time_us: int
     version: int
 
 
-class SettingsChange(msgspec.Struct, array_like=True, tag=5, frozen=True):
+class SettingsChange(_Change, tag=5, frozen=True):
     """Other settings from here on."""
 
-    number: int
-    time_us: int
     max_size: int | None
     drop_strategy: str
     seed: int
@@ -235,9 +230,12 @@ def _decoded(field: Field, found: memoryview | list[Any], valid: memoryview | No
 def _raw_numbers(data: memoryview, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
     if len(data) != dtype.itemsize * math.prod(shape):
         raise ValueError(f"{len(data)} bytes, where {dtype}{list(shape)} should be")
-    values = np.ndarray(shape, dtype, data)
+    return _read_only(np.ndarray(shape, dtype, data))
+
+
+def _read_only(values: NDArray[Any]) -> NDArray[Any]:
     values.flags.writeable = False
-    if dtype.kind == "b" and values.size and values.view(np.uint8).max() > 1:
+    if values.dtype.kind == "b" and values.size and values.view(np.uint8).max() > 1:
         raise ValueError("a byte that is neither true nor false")
     return values
 
@@ -381,8 +379,7 @@ def _mapped(
         raise ValueError(f"{array.type}, not {stored}")
     valid = None
     if array.null_count:
-        valid = array.is_valid().to_numpy(zero_copy_only=False)
-        valid.flags.writeable = False
+        valid = _read_only(array.is_valid().to_numpy(zero_copy_only=False))
     flat, start, size = array, array.offset, math.prod(shape)
     if shape:
         flat, start = array.values, array.offset * size + array.values.offset
@@ -393,7 +390,4 @@ def _mapped(
         if buffer is None or buffer.size < start * dtype.itemsize + values.nbytes:
             raise ValueError(f"not {len(array)} rows of {dtype}{list(shape)}")
         values = np.ndarray(values.shape, dtype, buffer, start * dtype.itemsize)
-        if dtype.kind == "b" and values.view(np.uint8).max() > 1:
-            raise ValueError("a byte that is neither true nor false")
-    values.flags.writeable = False
-    return values, valid
+    return _read_only(values), valid

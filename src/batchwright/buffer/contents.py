@@ -187,7 +187,7 @@ class Contents:
         table = self.table
         number, kept = table.begin_change(), kept_count(table.num_rows, retain)
         if kept < table.num_rows:
-            table.keep(keep(table.num_rows, kept, by, *self._values_of(by), seed=self.settings.seed, number=number))
+            table.keep(keep(table.num_rows, kept, by, self._values_of(by), seed=self.settings.seed, number=number))
         ids = table.add(schema, columns, time_us, origin)
         if num_rows_of(columns):
             self.kind = kind
@@ -226,18 +226,19 @@ class Contents:
             table.drop_first(over)
             return
         values = self._values_of(strategy)
-        table.drop(drop(table.num_rows, over, strategy, *values, seed=seed, number=table.number))
+        table.drop(drop(table.num_rows, over, strategy, values, seed=seed, number=table.number))
 
-    def _values_of(self, by: str) -> tuple[NDArray[Any] | None, NDArray[np.bool_] | None]:
-        """(values, valid) of the column that rows are chosen by, if it is one."""
+    def _values_of(self, by: str) -> Numbers | None:
+        """The column that rows are chosen by, if it is one."""
         column = column_of(by)
         if column is None:
-            return None, None
+            return None
         view = self.table.view()
-        found = view.column(column[0]) if column[0] in view.schema.by_name else None
-        if not isinstance(found, Numbers):  # its first numbers come with the rows that are about to be added
-            return np.zeros(len(view)), np.zeros(len(view), bool)
-        return found.values, found.valid
+        if column in view.schema.by_name:
+            found = view.column(column)
+            if isinstance(found, Numbers):
+                return found
+        return Numbers(np.zeros(len(view)), np.zeros(len(view), bool))  # its first numbers are about to be added
 
     # Versions
 

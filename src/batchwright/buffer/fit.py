@@ -6,7 +6,8 @@ one call of NumPy or Arrow.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -15,7 +16,7 @@ import pyarrow as pa
 
 from batchwright.base.words import first_line
 from batchwright.buffer.arrow import to_arrow
-from batchwright.buffer.plain_values import DTYPES, Misfit, describe
+from batchwright.buffer.plain_values import DTYPES, Misfit, describe, is_name
 from batchwright.buffer.schema import Field, Numbers, Values, is_bytes, is_list, is_text, numbers_of
 
 __all__ = ["fit", "infer"]
@@ -43,15 +44,11 @@ def infer(values: Sequence[Any]) -> pa.DataType:
     if len(groups) > 1:
         first = _group(type(known[0]))
         other = next(value for value in known if _group(type(value)) != first)
-        raise Misfit(
-            "values of two types in one column",
-            has=describe(known[0]),
-            got=describe(other),
-            remedy="one type in all rows, or two columns",
-        )
-    match groups.pop() if groups else None:
-        case None:
-            return pa.null()
+        what, remedy = "values of two types in one column", "one type in all rows, or two columns"
+        raise Misfit(what, has=describe(known[0]), got=describe(other), remedy=remedy)
+    if not groups:
+        return pa.null()
+    match groups.pop():
         case "bool":
             return pa.bool_()
         case "number":
@@ -63,10 +60,19 @@ def infer(values: Sequence[Any]) -> pa.DataType:
         case "array":
             return _type_of_arrays(known)
         case "list":
-            return pa.list_(_infer_inside("[]", list(chain.from_iterable(known))))
+            items = list(chain.from_iterable(known))
+            return pa.list_(_inside("[]", lambda: infer(items)))
         case "dict":
             return _type_of_dicts(known)
     return _type_of_others(known)
+
+
+def _inside(step: str, make: Callable[[], pa.DataType | pa.Array]) -> Any:
+    """What is made of the values inside of others. An error names the way to them."""
+    try:
+        return make()
+    except Misfit as misfit:
+        raise misfit.inside(step) from None
 
 
 def _group(kind: type) -> str | type:
@@ -89,39 +95,27 @@ def _dtype_of(kind: type) -> np.dtype[Any]:
     return np.dtype(np.int64 if issubclass(kind, int) else np.float64)
 
 
-def _infer_inside(step: str, values: list[Any]) -> pa.DataType:
-    try:
-        return infer(values)
-    except Misfit as misfit:
-        raise misfit.inside(step) from None
-
-
 def _type_of_arrays(arrays: list[Any]) -> pa.DataType:
     first = arrays[0]
-    dtype, shape = first.dtype, first.shape
     for array in arrays:
-        if array.dtype != dtype or array.shape != shape:
-            raise Misfit(
-                "arrays of two shapes or dtypes in one column",
-                has=describe(first),
-                got=describe(array),
-                remedy="pad to one shape, or give lists: array.tolist()",
-            )
-    return pa.fixed_shape_tensor(pa.from_numpy_dtype(dtype), shape)
+        if array.dtype != first.dtype or array.shape != first.shape:
+            what, remedy = "arrays of two shapes or dtypes in one column", "pad to one shape, or lists: array.tolist()"
+            raise Misfit(what, has=describe(first), got=describe(array), remedy=remedy)
+    return pa.fixed_shape_tensor(pa.from_numpy_dtype(first.dtype), first.shape)
 
 
 def _type_of_dicts(rows: list[dict[Any, Any]]) -> pa.DataType:
     names = dict.fromkeys(chain.from_iterable(rows))
     if not names:
         raise Misfit("an empty dict has no type", got="{}", remedy="None, or leave the column out")
+    members = []
     for name in names:
-        if not isinstance(name, str) or not name or any("\ud800" <= letter <= "\udfff" for letter in name):
-            raise Misfit(
-                f"a dict with the key {name!r}: keys are names, not empty",
-                got=f"key of type {type(name).__name__}",
-                remedy="keys of type str, or a list of pairs",
-            )
-    return pa.struct([(name, _infer_inside(f".{name}", [row.get(name) for row in rows])) for name in names])
+        if not is_name(name):
+            what, got = f"a dict with the key {name!r}: keys are names, not empty", f"key of type {type(name).__name__}"
+            raise Misfit(what, got=got, remedy="keys of type str, or a list of pairs")
+        values = [row.get(name) for row in rows]
+        members.append((name, _inside(f".{name}", partial(infer, values))))
+    return pa.struct(members)
 
 
 def _type_of_others(values: list[Any]) -> pa.DataType:
@@ -138,11 +132,9 @@ def _type_of_others(values: list[Any]) -> pa.DataType:
         found = pa.null()
     # Sets and other containers become lists, which would not come back as sets.
     if pa.types.is_nested(found) or pa.types.is_null(found):
-        raise Misfit(
-            f"a value that Arrow cannot hold: {describe(values[0])}",
-            got=describe(values[0]),
-            remedy="numbers, text, bytes, arrays, lists, dicts or None; an object's fields as a dict: vars(value)",
-        )
+        got = describe(values[0])
+        remedy = "numbers, text, bytes, arrays, lists, dicts or None; an object's fields as a dict: vars(value)"
+        raise Misfit(f"a value that Arrow cannot hold: {got}", got=got, remedy=remedy)
     return found
 
 
@@ -155,11 +147,15 @@ _WIDEST = {"b": bool, "i": np.int64, "u": np.uint64, "f": np.float64}
 
 def fit(values: Sequence[Any], field: Field) -> Values:
     """(Plain) values as a column."""
-    if not field.nullable and any(value is None for value in values):
-        raise Misfit("no value in a column that must have one", has=str(field), got="null", remedy="a value")
+    _check_nulls(values, str(field), field.nullable)
     if field.numbers is not None:
         return _numbers(values, *field.numbers)
-    return _texts(values, field.type) if field.is_text else _array(values, field.type)
+    return _array(values, field.type)
+
+
+def _check_nulls(values: Sequence[Any], has: str, nullable: bool) -> None:
+    if not nullable and any(value is None for value in values):
+        raise Misfit("no value where there must be one", has=has, got="null", remedy="a value")
 
 
 def _check_types(values: Sequence[Any], accepted: tuple[type, ...], has: str, remedy: str) -> None:
@@ -173,18 +169,19 @@ def _check_types(values: Sequence[Any], accepted: tuple[type, ...], has: str, re
 
 
 def _numbers(values: Sequence[Any], dtype: np.dtype[Any], shape: tuple[int, ...]) -> Numbers:
-    valid, kinds = None, set(map(type, values))
-    if _NONE in kinds:
+    valid = None
+    if _NONE in set(map(type, values)):
         valid = np.fromiter((value is not None for value in values), bool, len(values))
         nothing = np.zeros(shape, dtype) if shape else dtype.type(0).item()
         values = [nothing if value is None else value for value in values]
-        kinds = set(map(type, values))
-    return Numbers(_tensors(values, dtype, shape) if shape else _scalars(values, kinds, dtype), valid)
+    if shape:
+        return Numbers(_tensors(values, dtype, shape), valid)
+    return Numbers(_scalars(values, dtype), valid)
 
 
-def _scalars(values: Sequence[Any], kinds: set[type], dtype: np.dtype[Any]) -> np.ndarray:
+def _scalars(values: Sequence[Any], dtype: np.dtype[Any]) -> np.ndarray:
     """Numbers of one dtype that holds each of them exactly; Python's floats are rounded to it."""
-    others = kinds - {dtype.type, _PYTHONS_OWN.get(dtype)}
+    others = set(map(type, values)) - {dtype.type, _PYTHONS_OWN.get(dtype)}
     for kind in others:
         if not _may_become(kind, dtype):
             wrong = next(value for value in values if type(value) is kind)
@@ -229,24 +226,18 @@ def _remedy(kind: type, dtype: np.dtype[Any]) -> str:
 
 
 def _too_large(value: Any, dtype: np.dtype[Any]) -> Misfit:
-    return Misfit(
-        f"{dtype} cannot hold {value!r} exactly",
-        has=str(dtype),
-        got=describe(value),
-        remedy=f"np.{dtype}(value), where rounding is meant" if dtype.kind == "f" else "a smaller number, or text",
-    )
+    remedy = "a smaller number, or text"
+    if dtype.kind == "f":
+        remedy = f"np.{dtype}(value), where rounding is meant"
+    return Misfit(f"{dtype} cannot hold {value!r} exactly", has=str(dtype), got=describe(value), remedy=remedy)
 
 
 def _tensors(values: Sequence[Any], dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray:
     """Arrays of exactly one dtype and shape, as one."""
     for value in values:
         if type(value) is not np.ndarray or value.dtype != dtype or value.shape != shape:
-            raise Misfit(
-                "an array of another shape or type",
-                has=f"{dtype}{list(shape)}",
-                got=describe(value),
-                remedy=f"np.asarray(value, np.{dtype}), of shape {list(shape)}",
-            )
+            has, remedy = f"{dtype}{list(shape)}", f"np.asarray(value, np.{dtype}), of shape {list(shape)}"
+            raise Misfit("an array of another shape or type", has=has, got=describe(value), remedy=remedy)
     if not values:
         return np.empty((0, *shape), dtype)
     return np.concatenate(values).reshape(len(values), *shape)  # several times faster than np.stack
@@ -269,14 +260,14 @@ def _array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     return _others(values, kind)
 
 
-def _inside(step: str, values: Sequence[Any], field: pa.Field, parents: Sequence[Any]) -> pa.Array:
+def _member(step: str, values: Sequence[Any], field: pa.Field, parents: Sequence[Any]) -> pa.Array:
     """The values inside of structs or lists; `parents` are those that must be there, where the field says so."""
-    try:
-        if not field.nullable and any(value is None for value in parents):
-            raise Misfit("no value where there must be one", has=str(field.type), got="null", remedy="a value")
+
+    def make() -> pa.Array:
+        _check_nulls(parents, str(field.type), field.nullable)
         return _array(values, field.type)
-    except Misfit as misfit:
-        raise misfit.inside(step) from None
+
+    return _inside(step, make)
 
 
 def _texts(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
@@ -305,16 +296,12 @@ def _structs(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     known = [value for value in values if value is not None]
     for name in set().union(*known) - set(kind.names):
         keys = ", ".join(map(repr, next(row for row in known if name in row)))
-        raise Misfit(
-            f"a dict with a member that the column does not have: {name!r}",
-            has=str(kind),
-            got=f"dict with {keys}",
-            remedy="leave it out, or give it a column of its own",
-        )
+        what, remedy = f"a member that the column does not have: {name!r}", "leave it out, or make it a column"
+        raise Misfit(what, has=str(kind), got=f"dict with {keys}", remedy=remedy)
     children = []
     for field in kind:
         members = [None if value is None else value.get(field.name) for value in values]
-        children.append(_inside(f".{field.name}", members, field, [value.get(field.name) for value in known]))
+        children.append(_member(f".{field.name}", members, field, [value.get(field.name) for value in known]))
     return pa.StructArray.from_arrays(children, fields=list(kind), mask=_null_mask(values))
 
 
@@ -325,14 +312,10 @@ def _lists(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     if pa.types.is_fixed_size_list(kind):
         for value in known:
             if len(value) != kind.list_size:
-                raise Misfit(
-                    "a list of another length",
-                    has=str(kind),
-                    got=f"list of {len(value)}",
-                    remedy=f"{kind.list_size} items, or pa.list_(...) without a size in schema=",
-                )
+                remedy = f"{kind.list_size} items, or pa.list_(...) without a size in schema="
+                raise Misfit("a list of another length", has=str(kind), got=f"list of {len(value)}", remedy=remedy)
         filled = [[None] * kind.list_size if value is None else value for value in values]
-        items = _inside("[]", list(chain.from_iterable(filled)), kind.value_field, list(chain.from_iterable(known)))
+        items = _member("[]", list(chain.from_iterable(filled)), kind.value_field, list(chain.from_iterable(known)))
         return pa.FixedSizeListArray.from_arrays(items, type=kind, mask=mask)
     ends = np.cumsum([0, *(0 if value is None else len(value) for value in values)])
     items = _items(known, kind)
@@ -349,7 +332,7 @@ def _items(lists: list[Any], kind: pa.DataType) -> pa.Array:
     if lists and all(type(value) is np.ndarray and (value.dtype, value.shape[1:]) == numbers for value in lists):
         return to_arrow(Field("", kind.value_type), Numbers(np.concatenate(lists)))
     items = list(chain.from_iterable(lists))
-    return _inside("[]", items, kind.value_field, items)
+    return _member("[]", items, kind.value_field, items)
 
 
 def _others(values: Sequence[Any], kind: pa.DataType) -> pa.Array:

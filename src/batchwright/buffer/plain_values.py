@@ -21,6 +21,7 @@ __all__ = [
     "array_of_tensor",
     "describe",
     "is_array",
+    "is_name",
     "kind_of",
     "members_of",
     "plain",
@@ -85,6 +86,11 @@ _CLASSES = {
     ("polars", "LazyFrame"): "lazy",
 }
 """Kinds of classes, by the library and the name of the class. No other facts are visible without an import."""
+
+
+def is_name(name: Any) -> bool:
+    """Whether this is Unicode text, not empty: a name of a column or of a member."""
+    return isinstance(name, str) and name != "" and not any("\ud800" <= letter <= "\udfff" for letter in name)
 
 
 def is_array(value: Any) -> bool:

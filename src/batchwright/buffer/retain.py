@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from batchwright.base.errors import SpecError
 from batchwright.base.seeds import U64, key_of, mix64
 from batchwright.base.words import suggest
+from batchwright.buffer.schema import Numbers
 
 __all__ = [
     "BufferSettings",
@@ -134,24 +135,19 @@ def _why_not(by: Any, numeric: Collection[str], others: Collection[str], paramet
     return headline, f"{use_named}; or add the column: buffer.set(buffer.ids, {column}=values)"
 
 
-def column_of(by: str) -> tuple[str, bool] | None:
-    """(column, whether the largest come first) of a `retain_prior_by` or `drop_strategy`; None of a named strategy.
+def column_of(by: str) -> str | None:
+    """The column of a `retain_prior_by` or `drop_strategy`; None of a named strategy.
 
     >>> column_of("loss"), column_of("-loss"), column_of("latest"), column_of("-latest")
-    (('loss', False), ('loss', True), None, ('latest', True))
+    ('loss', 'loss', None, 'latest')
     """
-    return None if by in _NAMED else (by.removeprefix("-"), by.startswith("-"))
+    if by in _NAMED:
+        return None
+    return by.removeprefix("-")
 
 
 def keep(
-    n: int,
-    count: int,
-    by: str,
-    values: NDArray[Any] | None = None,
-    valid: NDArray[np.bool_] | None = None,
-    *,
-    seed: int,
-    number: int,
+    n: int, count: int, by: str, values: Numbers | None = None, *, seed: int, number: int
 ) -> slice | NDArray[np.int64]:
     """The `count` of n rows that stay, ascending: a slice for "latest" and "oldest".
 
@@ -163,8 +159,8 @@ def keep(
     | "x"        | those with the smallest value            |
     | "-x"       | those with the largest value             |
 
-    By a column: of equal values the newer row is kept. Rows whose value is null (`valid` is False there) or NaN are
-    kept last, the newer ones of them first. Numbers are compared in their own type: 2**63 + 1 is more than 2**63.
+    By a column: of equal values the newer row is kept. Rows whose value is null or NaN are kept last, the newer ones
+    of them first. Numbers are compared in their own type: 2**63 + 1 is more than 2**63.
     """
     if by == "latest":
         return slice(n - count, n)
@@ -172,23 +168,16 @@ def keep(
         return slice(0, count)
     if by == "random":
         return choose(n, count, key_of(seed, "retain", number))
-    column = column_of(by)
-    assert column is not None
     assert values is not None
-    return _all_but(_first_to_go(values, valid, n - count, largest=not column[1]), n)
+    return _all_but(_first_to_go(values, n - count, largest=not by.startswith("-")), n)
 
 
 def drop(
-    n: int,
-    count: int,
-    by: str,
-    values: NDArray[Any] | None = None,
-    valid: NDArray[np.bool_] | None = None,
-    *,
-    seed: int,
-    number: int,
+    n: int, count: int, by: str, values: Numbers | None = None, *, seed: int, number: int
 ) -> slice | NDArray[np.int64]:
     """The `count` of n rows that go, ascending: a slice for "oldest".
+
+    By a column they are those that `keep` by the other sign leaves.
 
     | by         | dropped                                  |
     |------------|------------------------------------------|
@@ -196,35 +185,29 @@ def drop(
     | "random"   | any, by (seed, number)                   |
     | "x"        | those with the smallest value            |
     | "-x"       | those with the largest value             |
-
-    By a column: of equal values the older row goes; null and NaN go before all others, the older ones of them first.
-    So what `drop` by "x" leaves is what `keep` by "-x" keeps.
     """
     if by == "oldest" or count == n:
         return slice(0, count)
     if by == "random":
         return choose(n, count, key_of(seed, "drop", number))
-    column = column_of(by)
-    assert column is not None
     assert values is not None
-    return _first_to_go(values, valid, count, largest=column[1])
+    return _first_to_go(values, count, largest=by.startswith("-"))
 
 
-def _first_to_go(
-    values: NDArray[Any], valid: NDArray[np.bool_] | None, count: int, *, largest: bool
-) -> NDArray[np.int64]:
+def _first_to_go(column: Numbers, count: int, *, largest: bool) -> NDArray[np.int64]:
     """The `count` rows, ascending, that go: null and NaN, then by value, and the older one first of equals."""
+    values, valid = column
     if count == 1 and valid is None:
         # Both of these take a NaN for the extreme, and the first of equals: the very row. And they are the fastest.
         return np.array([values.argmax() if largest else values.argmin()], np.int64)
     if values.dtype == np.bool_:
         values = values.view(np.uint8)
-    missing = np.isnan(values) if values.dtype.kind == "f" else None
-    if valid is not None:
-        missing = ~valid if missing is None else missing | ~valid
-    if missing is None or not missing.any():
-        return _extreme(values, count, largest=largest)
+    missing = ~column.has_value
+    if values.dtype.kind == "f":
+        missing |= np.isnan(values)
     lost = np.flatnonzero(missing)
+    if not len(lost):
+        return _extreme(values, count, largest=largest)
     if len(lost) >= count:
         return lost[:count].astype(np.int64, copy=False)
     there = np.flatnonzero(~missing)

@@ -17,7 +17,7 @@ from batchwright.base.errors import SampleError
 from batchwright.base.words import suggest
 from batchwright.buffer.arrow import as_tensors, from_arrow, has_value, joined, pylist
 from batchwright.buffer.fit import fit, infer
-from batchwright.buffer.plain_values import DTYPES, SIMPLE, Misfit, array_of_tensor, is_array, kind_of, plain
+from batchwright.buffer.plain_values import DTYPES, SIMPLE, Misfit, array_of_tensor, is_array, is_name, kind_of, plain
 from batchwright.buffer.schema import (
     Columns,
     Field,
@@ -57,14 +57,10 @@ def check_names(names: Iterable[Any], rows: Sequence[Row] = ()) -> None:
         if name in seen:
             raise SampleError(f"two columns are named {name!r}", column=name, remedy="rename one of them")
         seen.add(name)
-        if not isinstance(name, str) or not name or any("\ud800" <= letter <= "\udfff" for letter in name):
-            raise SampleError(
-                f"a column named {name!r}: names are Unicode text, not empty",
-                row=next((number for number, row in enumerate(rows) if name in row), None),
-                column=repr(name),
-                got=type(name).__name__,
-                remedy="a name of type str",
-            )
+        if not is_name(name):
+            what, got = f"a column named {name!r}: names are Unicode text, not empty", type(name).__name__
+            row = next((number for number, row in enumerate(rows) if name in row), None)
+            raise SampleError(what, row=row, column=repr(name), got=got, remedy="a name of type str")
 
 
 def _plain_column(name: str, values: list[Any]) -> list[Any]:
@@ -117,24 +113,15 @@ def refuse_column(name: str, schema: Schema, row: int | None = None) -> None:
     near = suggest(name, schema.names)
     if near is not None:
         remedy = f"{near!r}, if that was meant; else {remedy}"
-    raise SampleError(
-        f"a column that this buffer does not have: {name!r}",
-        row=row,
-        column=name,
-        has=", ".join(schema.names),
-        remedy=remedy,
-    )
+    what, has = f"a column that this buffer does not have: {name!r}", ", ".join(schema.names)
+    raise SampleError(what, row=row, column=name, has=has, remedy=remedy)
 
 
 def _refuse_missing(row: int | None, field: Field) -> None:
-    raise SampleError(
-        f"the column {field.name!r} is missing",
-        row=row,
-        column=field.name,
-        has=str(field),
-        got="nothing",
-        remedy=f"{{{field.name!r}: ...}}" + (", or None" if field.nullable else ""),
-    )
+    what, remedy = f"the column {field.name!r} is missing", f"{{{field.name!r}: ...}}"
+    if field.nullable:
+        remedy += ", or None"
+    raise SampleError(what, row=row, column=field.name, has=str(field), got="nothing", remedy=remedy)
 
 
 # Schemas
@@ -177,11 +164,8 @@ def schema_of_arrow(schema: pa.Schema) -> Schema:
 def _check_tensors(kind: pa.DataType) -> None:
     for inner in filter(is_tensor, types_inside(kind)):
         if numbers_of(inner) is None:
-            raise Misfit(
-                f"tensors of {inner.value_type} cannot be kept",
-                got=str(inner.value_type),
-                remedy="tensors of numbers or bool, or pa.list_(...)",
-            )
+            got, remedy = str(inner.value_type), "tensors of numbers or bool, or pa.list_(...)"
+            raise Misfit(f"tensors of {got} cannot be kept", got=got, remedy=remedy)
 
 
 # Rows
@@ -254,13 +238,8 @@ def column_for_set(name: str, values: Any, count: int, field: Field | None) -> t
         one, field = _fit_column([values], field)
         return part_of(one, np.zeros(count, np.int64)), field
     if len(values) != count:
-        raise SampleError(
-            f"{len(values)} values for {count} rows",
-            column=name,
-            has=f"{count} rows",
-            got=f"{len(values)} values",
-            remedy="one value for each id, or one scalar for all",
-        )
+        has, got, remedy = f"{count} rows", f"{len(values)} values", "one value for each id, or one scalar for all"
+        raise SampleError(f"{got} for {has}", column=name, has=has, got=got, remedy=remedy)
     return _column(values, field)
 
 
@@ -329,11 +308,6 @@ def _check_nulls(values: Values, field: Field) -> None:
         return
     valid = has_value(values)
     if not valid.all():
-        raise SampleError(
-            "no value in a column that must have one",
-            row=int(valid.argmin()),
-            column=field.name,
-            has=str(field),
-            got="null",
-            remedy="a value, e.g. array.fill_null(...)",
-        )
+        what, row = "no value in a column that must have one", int(valid.argmin())
+        remedy = "a value, e.g. array.fill_null(...)"
+        raise SampleError(what, row=row, column=field.name, has=str(field), got="null", remedy=remedy)
