@@ -92,17 +92,17 @@ def joined(array: pa.Array | pa.ChunkedArray) -> pa.Array:
 
 
 def _decoded(array: pa.Array) -> pa.Array:
-    """The array in a layout that Arrow's casts know: they take no runs and no views in dictionaries."""
-    kind = array.type
-    if pa.types.is_dictionary(kind):
-        return pa.DictionaryArray.from_arrays(array.indices, _decoded(array.dictionary)).dictionary_decode()
-    if pa.types.is_run_end_encoded(kind):
-        return pc.run_end_decode(array)
-    if pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):
-        return array.cast(plain_type(kind))
-    if pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind):
-        return pa.array(array.to_pylist(), plain_type(kind))  # Arrow's cast breaks lists that are null
-    return array
+    """The array without dictionaries, runs and views."""
+    kind = plain_type(array.type)
+    if kind == array.type or is_tensor(kind):
+        return array
+    is_view = pa.types.is_list_view(array.type) or pa.types.is_large_list_view(array.type)
+    if not is_view:  # Arrow's cast breaks views of lists that are null
+        try:
+            return array.cast(kind)
+        except pa.ArrowNotImplementedError:  # runs, views in dictionaries
+            pass
+    return pa.array(array.to_pylist(), kind)
 
 
 def _cast(array: pa.Array, kind: pa.DataType) -> pa.Array:

@@ -98,12 +98,9 @@ def _many(samples: Sequence[Any]) -> Normalized:
     first = next((kind for kind, _ in found), "dict")
     for number, (kind, _) in enumerate(found):
         if kind != first:
+            remedy = "one buffer for each kind, or dicts that hold the tensor or the image"
             raise SampleError(
-                f"samples of two kinds: {first} and {kind}",
-                row=number,
-                has=first,
-                got=kind,
-                remedy="one buffer for each kind, or dicts that hold the tensor or the image",
+                f"samples of two kinds: {first} and {kind}", row=number, has=first, got=kind, remedy=remedy
             )
     return Normalized(first, [row for _, rows in found for row in rows])
 
@@ -257,11 +254,8 @@ def columns_to_extend(source: Any) -> Normalized:
         return Normalized("dict", [], _columns_of_dict(source))
     found = columns_of_table(source)
     if found is None:
-        raise SampleTypeError(
-            f"{describe(source)} has no columns",
-            got=describe(source),
-            remedy='extend({"obs": array, "label": array}), a table or a data frame; append(...) takes samples',
-        )
+        remedy = 'extend({"obs": array, "label": array}), a table or a data frame; append(...) takes samples'
+        raise SampleTypeError(f"{describe(source)} has no columns", got=describe(source), remedy=remedy)
     return Normalized("dict", [], found)
 
 
@@ -277,23 +271,18 @@ def columns_of_table(source: Any) -> dict[str, Any] | None:
     if isinstance(source, pa.Array | pa.ChunkedArray) or not hasattr(source, "__arrow_c_stream__"):
         return None
     try:
-        table = _table(source)
+        if isinstance(source, pa.Table):  # its stream would hide that the memory may change
+            table = source
+        elif isinstance(source, pa.RecordBatch):
+            table = pa.Table.from_batches([source])
+        else:
+            table = pa.RecordBatchReader.from_stream(source).read_all()
     except (pa.ArrowException, TypeError, ValueError) as error:  # e.g. a stream of values that are not rows
-        raise SampleTypeError(
-            f"{describe(source)} cannot be read as a table: {first_line(error)}",
-            got=describe(source),
-            remedy="a table or a data frame, or a dict of arrays",
-        ) from None
+        what = f"{describe(source)} cannot be read as a table: {first_line(error)}"
+        remedy = "a table or a data frame, or a dict of arrays"
+        raise SampleTypeError(what, got=describe(source), remedy=remedy) from None
     check_names(table.column_names)
     return dict(zip(table.column_names, table.columns, strict=True))
-
-
-def _table(source: Any) -> pa.Table:
-    if isinstance(source, pa.Table):  # its stream would hide that the memory may change
-        return source
-    if isinstance(source, pa.RecordBatch):
-        return pa.Table.from_batches([source])
-    return pa.RecordBatchReader.from_stream(source).read_all()
 
 
 # Dicts of arrays
@@ -312,13 +301,10 @@ def _columns_of_dict(source: Mapping[Any, Any]) -> dict[str, Any]:
     first, length = next(iter(lengths.items()))
     for name, other in lengths.items():
         if other != length:
-            raise SampleError(
-                f"columns of different lengths: {first!r} has {length} rows, {name!r} has {other}",
-                column=str(name),
-                has=f"{first}: {length} rows",
-                got=f"{name}: {other} rows",
-                remedy="one value for each row in every column",
-            )
+            what = f"columns of different lengths: {first!r} has {length} rows, {name!r} has {other}"
+            has, got = f"{first}: {length} rows", f"{name}: {other} rows"
+            remedy = "one value for each row in every column"
+            raise SampleError(what, column=str(name), has=has, got=got, remedy=remedy)
     return dict(source)
 
 
@@ -360,12 +346,9 @@ def _columns_of_dataset(dataset: Any) -> dict[str, Any]:
     table = dataset.with_format("arrow", columns=shown)[:]
     found = {name: _plain_storage(table.column(name)) for name in shown}
     if kind in ("numpy", "torch", "jax", "tensorflow", "mlx"):
-        for name, column in dataset[:].items():
-            if is_array(column) and len(column.shape):  # lists of different lengths stay unchanged
-                array = array_of_tensor(column)
-                if array.dtype in DTYPES:
-                    found[name] = array
-    return found
+        arrays = {name: array_of_tensor(column) for name, column in dataset[:].items() if is_array(column)}
+        found |= {name: array for name, array in arrays.items() if array.ndim and array.dtype in DTYPES}
+    return found  # lists of different lengths stay unchanged
 
 
 def _plain_storage(column: pa.ChunkedArray) -> pa.ChunkedArray:

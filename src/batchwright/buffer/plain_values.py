@@ -104,11 +104,9 @@ def rows_of_tensor(tensor: Any, remedy: str) -> NDArray[Any]:
         what = "a tensor without dimensions is a number"
         raise Misfit(what, got=describe(tensor), remedy=remedy, kind=SampleTypeError)
     if array.dtype not in DTYPES:
-        raise Misfit(
-            f"a tensor of {array.dtype}: only numbers and bool are kept",
-            got=describe(tensor),
-            remedy='numbers, or extend({"name": array}) for texts and objects',
-        )
+        what = f"a tensor of {array.dtype}: only numbers and bool are kept"
+        remedy = 'numbers, or extend({"name": array}) for texts and objects'
+        raise Misfit(what, got=describe(tensor), remedy=remedy)
     return array
 
 
@@ -117,32 +115,24 @@ def array_of_tensor(tensor: Any) -> NDArray[Any]:
     if type(tensor) is np.ndarray and tensor.dtype in DTYPES:
         return tensor
     if isinstance(tensor, np.ma.MaskedArray):
-        raise Misfit(
-            "a masked array: its mask would be lost",
-            got=describe(tensor),
-            remedy="array.filled(value), and the mask as a column of its own",
-        )
-    array = np.asarray(tensor if isinstance(tensor, np.ndarray) else _numpy_of(tensor))
-    native = array.dtype.newbyteorder("=")
-    if native in DTYPES:
-        return array.astype(native, copy=False)
-    return array
-
-
-def _numpy_of(tensor: Any) -> Any:
+        remedy = "array.filled(value), and the mask as a column of its own"
+        raise Misfit("a masked array: its mask would be lost", got=describe(tensor), remedy=remedy)
     if "bfloat16" in str(tensor.dtype):  # frameworks fail in different ways and words
         remedy = ".float()" if kind_of(type(tensor)) == "tensor" else ".astype('float32')"
         raise Misfit("bfloat16 has no place in NumPy or Arrow", got=describe(tensor), remedy=f"tensor{remedy}")
     try:
         if kind_of(type(tensor)) == "tensor":
-            return tensor.detach().cpu().resolve_conj().resolve_neg().numpy()
-        return np.asarray(tensor)
+            array = tensor.detach().cpu().resolve_conj().resolve_neg().numpy()
+        else:
+            array = np.asarray(tensor)
     except (TypeError, RuntimeError, ValueError, NotImplementedError) as error:
-        raise Misfit(
-            f"this tensor cannot be turned into NumPy: {first_line(error)}",
-            got=describe(tensor),
-            remedy="a dense tensor of ordinary numbers, e.g. tensor.to_dense().float()",
-        ) from None
+        what = f"this tensor cannot be turned into NumPy: {first_line(error)}"
+        remedy = "a dense tensor of ordinary numbers, e.g. tensor.to_dense().float()"
+        raise Misfit(what, got=describe(tensor), remedy=remedy) from None
+    native = array.dtype.newbyteorder("=")
+    if native in DTYPES:
+        return array.astype(native, copy=False)
+    return array
 
 
 def png(image: Any) -> bytes:
@@ -154,11 +144,8 @@ def png(image: Any) -> bytes:
     try:
         image.save(file, "PNG")
     except (OSError, ValueError, KeyError, SystemError) as error:
-        raise Misfit(
-            f"this image cannot be written as PNG: {first_line(error)}",
-            got=f"image of mode {image.mode}, {image.size}",
-            remedy="an image that is loaded, and has at least one pixel",
-        ) from None
+        what, got = f"this image cannot be written as PNG: {first_line(error)}", f"image of mode {image.mode}"
+        raise Misfit(what, got=got, remedy="an image that is loaded, and has at least one pixel") from None
     return file.getvalue()
 
 
@@ -174,9 +161,8 @@ def plain(value: Any, depth: int = 0) -> Any:
     if kind is np.ndarray and value.dtype in DTYPES and value.ndim and value.size:
         return array_of_tensor(value)
     if depth > _DEEPEST:
-        raise Misfit(
-            f"nested more than {_DEEPEST} levels deep, or inside itself", got=describe(value), remedy="a flatter value"
-        )
+        what = f"nested more than {_DEEPEST} levels deep, or inside itself"
+        raise Misfit(what, got=describe(value), remedy="a flatter value")
     if kind is list and SIMPLE.issuperset(map(type, value)):
         return value
     members = members_of(value)
@@ -209,17 +195,11 @@ def _array(array: NDArray[Any], depth: int) -> Any:
     if array.dtype.kind in "OUSTMm":  # texts, objects, dates: lists of them
         return [_inside("[]", value, depth) for value in array]
     if array.dtype not in DTYPES:
-        raise Misfit(
-            f"arrays of {array.dtype} have no Arrow type",
-            got=describe(array),
-            remedy=_REMEDIES.get(array.dtype.kind, "array.astype(np.float64)"),
-        )
+        remedy = _REMEDIES.get(array.dtype.kind, "array.astype(np.float64)")
+        raise Misfit(f"arrays of {array.dtype} have no Arrow type", got=describe(array), remedy=remedy)
     if not array.size:
-        raise Misfit(
-            "an array without elements has no fixed shape to keep",
-            got=describe(array),
-            remedy="a list ([]), or None where there is nothing",
-        )
+        what, remedy = "an array without elements has no fixed shape", "a list ([]), or None where there is nothing"
+        raise Misfit(what, got=describe(array), remedy=remedy)
     return array
 
 

@@ -143,12 +143,14 @@ def holds(kind: pa.DataType, other: pa.DataType) -> bool:
         return all(field.name in members and holds(members[field.name], field.type) for field in other)
     if is_list(other) and is_list(kind):
         return holds(kind.value_type, other.value_type)
-    if is_text(other) or is_bytes(other):
-        return (is_text(other), is_bytes(other)) == (is_text(kind), is_bytes(kind))
-    mine, theirs = numbers_of(kind), numbers_of(other)
-    if mine is None or theirs is None or mine[1] or theirs[1]:
+    if is_text(other):
+        return is_text(kind)
+    if is_bytes(other):
+        return is_bytes(kind)
+    mine, theirs = _DTYPES.get(str(kind)), _DTYPES.get(str(other))
+    if mine is None or theirs is None:
         return False
-    return (mine[0].kind == "b") == (theirs[0].kind == "b") and np.can_cast(theirs[0], mine[0], "safe")
+    return (mine.kind == "b") == (theirs.kind == "b") and np.can_cast(theirs, mine, "safe")
 
 
 Row = dict[str, Any]
