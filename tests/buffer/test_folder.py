@@ -53,7 +53,7 @@ def numbers_in(path: Path) -> list[int]:
 
 def test_a_new_folder_has_a_pointer_an_empty_journal_and_a_lock(folder):
     assert files(folder.path) == [POINTER, "journal-000000000001.log", "writer.lock"]
-    assert folder.read_checkpoint() is None
+    assert folder.read(lambda document, journal: document) is None
     assert folder.read_versions() == []
     assert folder.journal.last_number == 0
 
@@ -286,7 +286,7 @@ def test_a_checkpoint_twice_after_the_same_change_is_the_second_one(folder):
     folder.write_checkpoint(1, {"numbers": [1], "try": 1})
     folder.write_checkpoint(1, {"numbers": [1], "try": 2})
     folder.journal.write(2, b"two")
-    assert folder.read_checkpoint() == {"numbers": [1], "try": 2}
+    assert folder.read(lambda document, journal: document) == {"numbers": [1], "try": 2}
     assert numbers_in(folder.path) == [1, 2]
 
 
@@ -364,7 +364,7 @@ def test_a_disk_that_is_full_leaves_the_checkpoint_before(folder, monkeypatch):
         with refused(OutOfSpaceError, folder=folder.path):
             call()
     assert files(folder.path) == before
-    assert folder.read_checkpoint() == {"numbers": []}
+    assert folder.read(lambda document, journal: document) == {"numbers": []}
 
 
 @pytest.mark.parametrize("name", [POINTER, "checkpoints/000000000001.json", "versions/00000001.json"])

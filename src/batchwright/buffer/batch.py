@@ -156,7 +156,7 @@ class RowBatch:
         return {**self.__dict__, "_metadata": self.metadata}  # made now: its maker may not travel
 
     def __repr__(self) -> str:
-        return f"RowBatch({len(self)} rows: {', '.join(f'{field.name} {field}' for field in self.schema)})"
+        return f"RowBatch({len(self)} rows: {self.schema})"
 
 
 def filled(column: Numbers) -> NDArray[Any]:

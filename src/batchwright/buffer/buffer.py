@@ -78,9 +78,7 @@ class DatasetBuffer(Reads):
         settings = BufferSettings(most, strategy, whole_number(seed=seed))
         declared = None if schema is None else _declared(schema)
         if read_only and path is None:
-            raise SpecError(
-                "read_only=True needs a path: whose rows are to be read?", parameter="read_only", remedy="path=..."
-            )
+            raise SpecError("read_only=True needs a path", parameter="read_only", remedy="path=...")
         self._contents = Contents(settings)
         self._lock = lock_across_forks()
         self._disk: Durable | None = None
@@ -101,22 +99,17 @@ class DatasetBuffer(Reads):
         if not table.next_id:
             table.schema = schema
         elif table.schema.arrow != schema.arrow:
-            raise SpecError(
+            what, remedy = (
                 f"{self.path} has other columns than schema= says",
-                parameter="schema",
-                has=", ".join(f"{field.name} {field}" for field in table.schema),
-                got=", ".join(f"{field.name} {field}" for field in schema),
-                remedy="leave schema= out: the folder has its own",
+                "leave schema= out: the folder has its own",
             )
+            raise SpecError(what, parameter="schema", has=str(table.schema), got=str(schema), remedy=remedy)
 
     def _fill(self, data: Any) -> None:
         """The first rows."""
         if self._table.next_id:  # only a folder has had any
-            raise SpecError(
-                f"{self.path} holds {len(self):,} rows already: data= would add to them each time it is opened",
-                parameter="data",
-                remedy="buffer.append(...) what is new, or another path",
-            )
+            what = f"{self.path} holds {len(self):,} rows already: data= would add to them each time it is opened"
+            raise SpecError(what, parameter="data", remedy="buffer.append(...) what is new, or another path")
         is_columns = isinstance(data, dict) and data and all(len(getattr(v, "shape", ())) for v in data.values())
         try:
             (self.extend if is_columns else self.append)(data)
@@ -201,12 +194,9 @@ class DatasetBuffer(Reads):
     def _known_schema(self, kind: str) -> Schema | None:
         """The schema that new rows must fit. None for the first rows."""
         if self.kind is not None and kind != self.kind:
-            raise SampleError(
-                f"this buffer holds {_KINDS[self.kind]}, and this is {_KINDS[kind]}",
-                has=self.kind,
-                got=kind,
-                remedy="a buffer of its own for each kind; or dicts that hold both",
-            )
+            what = f"this buffer holds {_KINDS[self.kind]}, and this is {_KINDS[kind]}"
+            remedy = "a buffer of its own for each kind; or dicts that hold both"
+            raise SampleError(what, has=self.kind, got=kind, remedy=remedy)
         return self._table.schema if len(self._table.schema) else None
 
     def _check_writer(self) -> None:
@@ -254,11 +244,8 @@ class DatasetBuffer(Reads):
         others = disk.caught_up(self._contents)
         if others is not None:
             self._contents = others
-            raise StoreError(
-                f"change {others.table.number} was interrupted after it had been written down, and is there",
-                folder=self.path,
-                remedy="look at the buffer, and make this call again",
-            )
+            what = f"change {others.table.number} was interrupted after it had been written down, and is there"
+            raise StoreError(what, folder=self.path, remedy="look at the buffer, and make this call again")
 
     def _add(self, columns: Columns, schema: Schema, kind: str, retain: Any, by: Any, origin: str | None) -> range:
         table, count = self._table, num_rows_of(columns)
@@ -314,9 +301,8 @@ class DatasetBuffer(Reads):
         """New values for the columns that `row` names, in row number `index`. Its id stays."""
         found = normalize(row)
         if len(found.rows) != 1:
-            raise SpecError(
-                f"update takes one row, got {len(found.rows)}", parameter="row", remedy="buffer.set(ids, ...)"
-            )
+            what = f"update takes one row, got {len(found.rows)}"
+            raise SpecError(what, parameter="row", remedy="buffer.set(ids, ...)")
         with self._lock:
             self._check_writer()
             view = self._table.view()
@@ -512,11 +498,9 @@ class DatasetBuffer(Reads):
             return
         damaged = list(self._disk.folder.damaged_blocks())
         if damaged:
-            raise StoreError(
-                f"{counted(len(damaged), 'damaged file')} in this buffer",
-                files="\n".join(f"{file}: {what}" for file, what in damaged),
-                remedy="restore the folder from a copy",
-            )
+            files = "\n".join(f"{file}: {what}" for file, what in damaged)
+            what = f"{counted(len(damaged), 'damaged file')} in this buffer"
+            raise StoreError(what, files=files, remedy="restore the folder from a copy")
 
     def refresh(self) -> Self:
         """Let a reader see later changes of the writer."""
@@ -562,11 +546,8 @@ _KINDS = {"dict": "rows (dicts)", "tensor": "tensors", "image": "images"}
 
 def _declared(schema: Any) -> Schema:
     if not isinstance(schema, pa.Schema):
-        raise SpecError(
-            f"schema= is a pyarrow schema, got {type(schema).__name__}",
-            parameter="schema",
-            remedy="schema=pa.schema([pa.field('label', pa.int64(), nullable=False)])",
-        )
+        remedy = "schema=pa.schema([pa.field('label', pa.int64(), nullable=False)])"
+        raise SpecError(f"schema= is a pyarrow schema, got {type(schema).__name__}", parameter="schema", remedy=remedy)
     return schema_of_arrow(schema)
 
 
@@ -574,11 +555,8 @@ def _checked_name(name: Any, known: Sequence[VersionInfo]) -> str:
     if not name or not _is_name(name):
         raise SpecError(f"a version cannot be named {name!r}", parameter="name", remedy="commit('after epoch 3')")
     if name in [info.name for info in known]:
-        raise SpecError(
-            f"there is a version {name!r} already",
-            parameter="name",
-            remedy=f"another name: {name + ' (again)'!r}; or buffer.forget({name!r}) before",
-        )
+        remedy = f"another name: {name + ' (again)'!r}; or buffer.forget({name!r}) before"
+        raise SpecError(f"there is a version {name!r} already", parameter="name", remedy=remedy)
     return str(name)
 
 

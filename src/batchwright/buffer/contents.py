@@ -88,17 +88,12 @@ def find_version(wanted: str | int | VersionInfo, known: Sequence[VersionInfo]) 
             return at
     names = [info.name for info in known]
     near = suggest(str(wanted), names)
-    remedy = "one of them"
+    versions, remedy = ", ".join(map(repr, names[-10:])), "one of them"
     if near is not None:
         remedy = f"version {near!r}"
     elif not names:
-        remedy = "buffer.commit('name') keeps one"
-    raise SpecError(
-        f"there is no version {wanted!r}",
-        parameter="version",
-        versions=", ".join(map(repr, names[-10:])) or "none was committed",
-        remedy=remedy,
-    )
+        versions, remedy = "none was committed", "buffer.commit('name') keeps one"
+    raise SpecError(f"there is no version {wanted!r}", parameter="version", versions=versions, remedy=remedy)
 
 
 def take_diff(older: View, newer: View) -> BufferDiff:

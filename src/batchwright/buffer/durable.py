@@ -110,11 +110,8 @@ class Durable:
         """Make a change that was written down."""
         table = contents.table
         if change.number != table.number + 1:
-            raise StoreError(
-                f"change {change.number} cannot follow change {table.number}",
-                folder=self.folder.path,
-                remedy="restore the folder from a copy",
-            )
+            what = f"change {change.number} cannot follow change {table.number}"
+            raise StoreError(what, folder=self.folder.path, remedy="restore the folder from a copy")
         schema = table.schema
         if isinstance(change, codec.Append | codec.SetValues) and change.schema is not None:
             schema = codec.decode_schema(change.schema)

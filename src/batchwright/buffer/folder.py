@@ -136,12 +136,8 @@ class BufferFolder:
         """Open a folder for a reader, without locks or writes."""
         path = Path(path)
         if not (path / POINTER).is_file():
-            raise StoreError(
-                "there is no buffer here",
-                folder=path,
-                missing=POINTER,
-                remedy="look for a mistake in the path; DatasetBuffer(path=...) without read_only=True makes a new one",
-            )
+            remedy = "look for a mistake in the path; DatasetBuffer(path=...) without read_only=True makes a new one"
+            raise StoreError("there is no buffer here", folder=path, missing=POINTER, remedy=remedy)
         return cls(path, _read_pointer(path), None)
 
     def close(self) -> None:
@@ -163,19 +159,12 @@ class BufferFolder:
         if self.is_writer:
             return
         if self.is_read_only:
-            raise SpecError(
-                "this buffer was opened to read",
-                parameter="read_only",
-                folder=self.path,
-                remedy="DatasetBuffer(path=...) without read_only=True, in the one process that writes",
-            )
+            remedy = "DatasetBuffer(path=...) without read_only=True, in the one process that writes"
+            raise SpecError("this buffer was opened to read", parameter="read_only", folder=self.path, remedy=remedy)
         if self._process != os.getpid():
-            raise BusyError(
-                "this buffer can be written by the process that opened it, not by a child of it",
-                folder=self.path,
-                process=f"pid {self._process}",
-                remedy="write in that process; here, open the folder with read_only=True",
-            )
+            what = "this buffer can be written by the process that opened it, not by a child of it"
+            remedy = "write in that process; here, open the folder with read_only=True"
+            raise BusyError(what, folder=self.path, process=f"pid {self._process}", remedy=remedy)
         raise SpecError("this buffer was closed", folder=self.path, remedy="DatasetBuffer(path=...) opens it again")
 
     # Content
@@ -223,10 +212,6 @@ class BufferFolder:
             "the writer replaces this buffer's files faster than they can be read", folder=self.path, remedy="try again"
         )
 
-    def read_checkpoint(self) -> Document | None:
-        """The document of the last `write_checkpoint`. None if everything is in the journal."""
-        return self.read(lambda document, journal: document)
-
     def _checkpoint(self, pointer: Pointer) -> Document | None:
         if pointer.checkpoint is None:
             return None
@@ -239,13 +224,8 @@ class BufferFolder:
         except FileNotFoundError:
             raise _gone(path) from None
         if found.owner_id != self.buffer_id:
-            raise StoreError(
-                "this journal belongs to another buffer",
-                file=path,
-                buffer=found.owner_id.hex(),
-                expected=self._pointer.id,
-                remedy=_RESTORE,
-            )
+            what, owner = "this journal belongs to another buffer", found.owner_id.hex()
+            raise StoreError(what, file=path, buffer=owner, expected=self._pointer.id, remedy=_RESTORE)
 
     # Checkpoints and versions
 
@@ -418,11 +398,9 @@ def _check_free(path: Path) -> None:
         raise SpecError("path= is a file, not a folder", path=path, remedy="path=... of a folder for this buffer alone")
     found = list(_foreign(path))
     if found:
+        remedy = "path=... of a folder for this buffer alone: a new one, or an empty one"
         raise SpecError(
-            "path= is a folder with other things in it",
-            path=path,
-            found=", ".join(found[:5]),
-            remedy="path=... of a folder for this buffer alone: a new one, or an empty one",
+            "path= is a folder with other things in it", path=path, found=", ".join(found[:5]), remedy=remedy
         )
 
 

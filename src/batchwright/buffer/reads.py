@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 __all__ = ["BufferVersion", "Reads"]
 
 _ROWS_AT_ONCE = 1024
-_CHANGES = ("append", "extend", "update", "set", "drop", "commit", "rollback", "forget")
 
 
 class Reads(ABC):
@@ -178,11 +177,9 @@ class Reads(ABC):
             mask = np.asarray(where)
             if mask.dtype != bool or mask.shape != (len(view),):
                 got = f"{mask.dtype} of shape {list(mask.shape)}" if mask.ndim else repr(where)
-                raise SpecError(
-                    f"where= is a function of a row, an Arrow expression, or {len(view):,} booleans; got {got}",
-                    parameter="where",
-                    remedy="buffer.filter(lambda row: row['loss'] > 1), or buffer.select(indices)",
-                )
+                what = f"where= is a function of a row, an Arrow expression, or {len(view):,} booleans; got {got}"
+                remedy = "buffer.filter(lambda row: row['loss'] > 1), or buffer.select(indices)"
+                raise SpecError(what, parameter="where", remedy=remedy)
             return self.select(np.flatnonzero(mask))
         return self.select(_passing(view, where))
 
@@ -322,12 +319,11 @@ class Reads(ABC):
 
     def __repr__(self) -> str:
         view = self._look()
-        columns = ", ".join(f"{field.name} {field}" for field in view.schema)
-        return f"{type(self).__name__}({counted(len(view), 'row')}: {columns or 'no columns yet'})"
+        return f"{type(self).__name__}({counted(len(view), 'row')}: {str(view.schema) or 'no columns yet'})"
 
 
 class BufferVersion(Reads):
-    """A buffer as it was, to read."""
+    """A buffer as it was, to read; `buffer.rollback(version)` goes back to it."""
 
     def __init__(self, view: View, seed: int, kind: str | None) -> None:
         self._view, self._seed, self._kind = view.share(), seed, kind
@@ -343,12 +339,6 @@ class BufferVersion(Reads):
 
     def _look(self) -> View:
         return self._view
-
-    def __getattr__(self, name: str) -> Any:
-        text = f"{type(self).__name__!r} object has no attribute {name!r}"
-        if name in _CHANGES:
-            text += ": a version can only be read; buffer.rollback(version) goes back to it"
-        raise AttributeError(text, name=name, obj=self)
 
 
 def _table(view: View, index: NDArray[np.int64]) -> pa.Table:

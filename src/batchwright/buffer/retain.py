@@ -66,20 +66,15 @@ def kept_count(n: int, fraction: Any) -> int:
     (29, 1, 0)
     """
     if not is_number(fraction) or fraction != fraction:
-        raise SpecError(
-            f"retain_prior must be a number from 0 to 1 (not NaN), got {fraction!r}",
-            parameter="retain_prior",
-            remedy="retain_prior=1.0 keeps all rows, 0.5 half of them, 0 none",
-        )
+        what = f"retain_prior must be a number from 0 to 1 (not NaN), got {fraction!r}"
+        remedy = "retain_prior=1.0 keeps all rows, 0.5 half of them, 0 none"
+        raise SpecError(what, parameter="retain_prior", remedy=remedy)
     if fraction > 1:
         remedy = "retain_prior=1.0 for all rows"
         if fraction <= 100:
             remedy = f"retain_prior={float(fraction) / 100:g} if percent are meant, 1.0 for all rows"
-        raise SpecError(
-            f"retain_prior={fraction} is over 1: rows can be kept once at most",
-            parameter="retain_prior",
-            remedy=remedy,
-        )
+        what = f"retain_prior={fraction} is over 1: rows can be kept once at most"
+        raise SpecError(what, parameter="retain_prior", remedy=remedy)
     return min(n, math.floor(n * max(float(fraction), 0.0) + 1e-9))
 
 
@@ -100,12 +95,9 @@ def check_by(by: Any, numeric: Collection[str], others: Collection[str], *, para
     if by in named or (isinstance(by, str) and _unsigned(by, parameter) in numeric and not is_elsewhere):
         return
     headline, remedy = _why_not(by, numeric, others, parameter)
+    strategies, columns = ", ".join(map(repr, named)), ", ".join(map(repr, numeric)) or "none of numbers"
     raise SpecError(
-        f"{parameter}{headline}",
-        parameter=parameter,
-        strategies=", ".join(map(repr, named)),
-        columns=", ".join(map(repr, numeric)) or "none of numbers",
-        remedy=remedy,
+        f"{parameter}{headline}", parameter=parameter, strategies=strategies, columns=columns, remedy=remedy
     )
 
 

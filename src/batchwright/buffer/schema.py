@@ -269,6 +269,10 @@ class Schema:
         merged = Schema(tuple({**self.by_name, **{field.name: field for field in fields}}.values()))
         return self if merged == self else merged
 
+    def __str__(self) -> str:
+        """`obs float32[84], label int64`."""
+        return ", ".join(f"{field.name} {field}" for field in self.fields)
+
     def __iter__(self) -> Iterator[Field]:
         return iter(self.fields)
 
