@@ -99,11 +99,8 @@ class DatasetBuffer(Reads):
         if not table.next_id:
             table.schema = schema
         elif table.schema.arrow != schema.arrow:
-            what, remedy = (
-                f"{self.path} has other columns than schema= says",
-                "leave schema= out: the folder has its own",
-            )
-            raise SpecError(what, parameter="schema", has=str(table.schema), got=str(schema), remedy=remedy)
+            what, has = f"{self.path} has other columns than schema= says", str(table.schema)
+            raise SpecError(what, parameter="schema", has=has, got=str(schema), remedy="leave schema= out")
 
     def _fill(self, data: Any) -> None:
         """The first rows."""

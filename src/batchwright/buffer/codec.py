@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -44,6 +44,8 @@ _FEW_ROWS = 16
 """Columns of at most this many texts are written as a list, not as an Arrow message."""
 
 _encoder = msgspec.msgpack.Encoder()
+
+T = TypeVar("T")
 
 
 # Changes
@@ -105,17 +107,26 @@ def encode(operation: Operation) -> bytes:
     >>> decode(encode(Rollback(7, 0, version=3)))
     Rollback(number=7, time_us=0, version=3)
     """
+    return _encoded(operation)
+
+
+def _encoded(value: object) -> bytes:
     try:
-        return _encoder.encode(operation)
+        return _encoder.encode(value)
     except msgspec.EncodeError as error:
-        raise _too_large() from error
+        what = f"one call cannot bring {_MAX_BYTES:,} bytes or more to a buffer with a journal"
+        raise SampleError(what, remedy="append the rows in several calls") from error
 
 
 def decode(data: bytes | memoryview) -> Operation:
+    return _decoded(_operations, data, "a change")
+
+
+def _decoded(decoder: msgspec.msgpack.Decoder[T], data: bytes | memoryview, what: str) -> T:
     try:
-        return _operations.decode(data)
+        return decoder.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise _unreadable("a change", str(error)) from error
+        raise _unreadable(what, str(error)) from error
 
 
 def encode_ids(ids: NDArray[np.int64]) -> bytes:
@@ -149,11 +160,11 @@ def encode_schema(schema: Schema) -> bytes:
 
 
 def decode_schema(data: bytes | memoryview) -> Schema:
+    found = _decoded(_schemas, data, "a schema")
     try:
-        found = _schemas.decode(data)
         arrow = pa.ipc.read_schema(pa.py_buffer(found.arrow))
         names = arrow.names
-    except (msgspec.MsgspecError, UnicodeDecodeError, pa.ArrowException, OSError) as error:
+    except (UnicodeDecodeError, pa.ArrowException, OSError) as error:
         raise _unreadable("a schema", str(error)) from error
     if len(names) != len(found.required) or len(set(names)) != len(names):
         raise _unreadable("a schema", f"{len(names)} columns, and {len(found.required)} flags")
@@ -187,31 +198,25 @@ def encode_columns(schema: Schema, columns: Columns) -> bytes:
             values[name] = column.to_pylist()
         else:
             values[name] = memoryview(_message(column, field))
-    try:
-        return _encoder.encode((values, valid))
-    except msgspec.EncodeError as error:
-        raise _too_large() from error
+    return _encoded((values, valid))
 
 
 def decode_columns(schema: Schema, data: bytes | memoryview, num_rows: int) -> Columns:
     """Read-only views of `data`."""
-    try:
-        values, valid = _columns.decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise _unreadable("columns", str(error)) from error
+    values, valid = _decoded(_columns, data, "columns")
     columns: Columns = {}
     for name, found in values.items():
         field = schema.by_name.get(name)
         if field is None:
             raise _unreadable(f"column {name!r}", "the schema has no such column")
         try:
-            columns[name] = _decoded(field, found, valid.get(name), num_rows)
+            columns[name] = _column(field, found, valid.get(name), num_rows)
         except (ValueError, TypeError, EOFError, StopIteration, pa.ArrowException, OSError) as error:
             raise _unreadable(f"column {name!r}", str(error)) from error
     return columns
 
 
-def _decoded(field: Field, found: memoryview | list[Any], valid: memoryview | None, num_rows: int) -> Values:
+def _column(field: Field, found: memoryview | list[Any], valid: memoryview | None, num_rows: int) -> Values:
     if field.numbers is not None:
         dtype, shape = field.numbers
         if isinstance(found, list):
@@ -279,19 +284,12 @@ def _has_dictionary(kind: pa.DataType) -> bool:
     return pa.types.is_dictionary(kind) or any(_has_dictionary(kind.field(n).type) for n in range(kind.num_fields))
 
 
-def _too_large() -> SampleError:
-    return SampleError(
-        f"one call cannot bring {_MAX_BYTES:,} bytes or more to a buffer with a journal",
-        remedy="append the rows in several calls",
-    )
-
-
 def _unreadable(what: str, reason: str) -> StoreError:
-    return StoreError(
-        f"this buffer's files have {what} that cannot be read",
-        reason=reason,
-        remedy="restore the folder from a copy, or read it with the version of batchwright that wrote it",
-    )
+    remedy = "restore the folder from a copy, or read it with the version of batchwright that wrote it"
+    return StoreError(f"this buffer's files have {what} that cannot be read", reason=reason, remedy=remedy)
+
+
+# Blocks: one record batch of one row. Every column is a list in it, so each can have its own length, and all are mapped
 
 
 _COLUMN, _EXTRA, _EMPTY = "column:", "extra:", "pad:"

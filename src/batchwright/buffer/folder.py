@@ -18,7 +18,7 @@ import re
 import time
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -86,6 +86,9 @@ class _Sealed(msgspec.Struct):
     format: int
     xxh3: str
     document: msgspec.Raw
+
+
+P = TypeVar("P", Pointer, _Sealed)
 
 
 class _Gone(StoreError):
@@ -208,9 +211,8 @@ class BufferFolder:
                 if self._lock is not None or _read_pointer(self.path) == pointer:
                     raise
                 time.sleep(0.001 * attempt)
-        raise StoreError(
-            "the writer replaces this buffer's files faster than they can be read", folder=self.path, remedy="try again"
-        )
+        what = "the writer replaces this buffer's files faster than they can be read"
+        raise StoreError(what, folder=self.path, remedy="try again")
 
     def _checkpoint(self, pointer: Pointer) -> Document | None:
         if pointer.checkpoint is None:
@@ -399,9 +401,8 @@ def _check_free(path: Path) -> None:
     found = list(_foreign(path))
     if found:
         remedy = "path=... of a folder for this buffer alone: a new one, or an empty one"
-        raise SpecError(
-            "path= is a folder with other things in it", path=path, found=", ".join(found[:5]), remedy=remedy
-        )
+        what = "path= is a folder with other things in it"
+        raise SpecError(what, path=path, found=", ".join(found[:5]), remedy=remedy)
 
 
 @contextlib.contextmanager
@@ -442,16 +443,20 @@ def _encoded(pointer: Pointer) -> bytes:
 
 
 def _read_pointer(path: Path) -> Pointer:
-    file = path / POINTER
+    return _read_json(path / POINTER, Pointer)
+
+
+def _read_json(path: Path, kind: type[P]) -> P:
     try:
-        pointer = msgspec.json.decode(file.read_bytes(), type=Pointer)
+        found = msgspec.json.decode(path.read_bytes(), type=kind)
     except FileNotFoundError:
-        raise _gone(file) from None
+        raise _gone(path) from None
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise _damaged(file, str(error)) from error
-    if pointer.format != _FORMAT:
-        _refuse_format(file, pointer.format)
-    return pointer
+        raise _damaged(path, str(error)) from error
+    if found.format != _FORMAT:
+        what = f"this buffer has format {found.format}, and this batchwright reads format {_FORMAT}"
+        raise StoreError(what, file=path, remedy="use the version of batchwright that wrote it")
+    return found
 
 
 # Documents
@@ -464,14 +469,7 @@ def _sealed(document: Document) -> bytes:
 
 def _unsealed(path: Path) -> bytes:
     """The bytes of a document that fit their checksum."""
-    try:
-        found = msgspec.json.decode(path.read_bytes(), type=_Sealed)
-    except FileNotFoundError:
-        raise _gone(path) from None
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise _damaged(path, str(error)) from error
-    if found.format != _FORMAT:
-        _refuse_format(path, found.format)
+    found = _read_json(path, _Sealed)
     raw = bytes(found.document)
     if found.xxh3 != xxhash.xxh3_128_hexdigest(raw):
         raise _damaged(path, "its content does not fit its checksum")
@@ -489,11 +487,3 @@ def _damaged(path: Path, reason: str) -> StoreError:
 
 def _gone(path: Path) -> _Gone:
     return _Gone("a file of this buffer is missing", file=path, remedy=_RESTORE)
-
-
-def _refuse_format(path: Path, found: int) -> NoReturn:
-    raise StoreError(
-        f"this buffer has format {found}, and this batchwright reads format {_FORMAT}",
-        file=path,
-        remedy="use the version of batchwright that wrote it",
-    )
