@@ -370,11 +370,6 @@ class RowBlock:
         for column in self.columns.values():
             column.seal()
 
-    def take_back(self) -> None:
-        """Forget rows that were written and not counted."""
-        for column in self.columns.values():
-            column.take_back(self.num_rows)
-
     def ids_of(self, offsets: NDArray[np.int64]) -> NDArray[np.int64]:
         return offsets + self.first_id if self.ids is None else self.ids[offsets]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -18,7 +18,7 @@ from batchwright.base.errors import SampleError, SampleTypeError, SpecError, Sto
 from batchwright.base.forks import lock_across_forks
 from batchwright.base.words import counted
 from batchwright.buffer import codec
-from batchwright.buffer.contents import BufferDiff, Contents, VersionInfo, take_diff
+from batchwright.buffer.contents import BufferDiff, CommittedVersion, Contents, VersionInfo, take_diff
 from batchwright.buffer.durable import Durable
 from batchwright.buffer.folder import POINTER
 from batchwright.buffer.normalize import Normalized, columns_to_extend, normalize, takes_dicts
@@ -374,13 +374,17 @@ class DatasetBuffer(Reads):
                 if not np.array_equal(same[0].view.ids, self._table.view().ids):
                     self.rollback(same[0].info)  # rows added again got new ids: others know the version's
                 return same[0].info
-            name = _checked_name(name, self.versions())
+            if not name or not _is_name(name):
+                raise SpecError(f"a version cannot be named {name!r}", parameter="name", remedy="commit('epoch 3')")
+            if name in [kept.info.name for kept in contents.versions]:
+                remedy = f"another name: {name + ' (again)'!r}; or buffer.forget({name!r}) before"
+                raise SpecError(f"there is a version {name!r} already", parameter="name", remedy=remedy)
             info = VersionInfo(number, name, datetime.now(UTC), self._table.num_rows)
             view = self._table.view().share()
             ordinal = 1 + max((kept.ordinal for kept in contents.versions), default=-1)
             if self._disk is not None:
                 self._disk.commit(contents, ordinal, info)
-            contents.add_version(ordinal, info, contents.kind, lambda: view)
+            contents.versions.append(CommittedVersion(ordinal, info, contents.kind, lambda: view))
             return info
 
     def forget(self, version: str | int | VersionInfo) -> None:
@@ -546,15 +550,6 @@ def _declared(schema: Any) -> Schema:
         remedy = "schema=pa.schema([pa.field('label', pa.int64(), nullable=False)])"
         raise SpecError(f"schema= is a pyarrow schema, got {type(schema).__name__}", parameter="schema", remedy=remedy)
     return schema_of_arrow(schema)
-
-
-def _checked_name(name: Any, known: Sequence[VersionInfo]) -> str:
-    if not name or not _is_name(name):
-        raise SpecError(f"a version cannot be named {name!r}", parameter="name", remedy="commit('after epoch 3')")
-    if name in [info.name for info in known]:
-        remedy = f"another name: {name + ' (again)'!r}; or buffer.forget({name!r}) before"
-        raise SpecError(f"there is a version {name!r} already", parameter="name", remedy=remedy)
-    return str(name)
 
 
 def _is_name(name: Any) -> bool:

@@ -6,7 +6,7 @@ Opening a folder makes the same changes again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -78,22 +78,6 @@ class BufferDiff:
         text = f"{counted(len(self.added), 'row')} added, {len(self.removed):,} removed, {len(self.changed):,} changed"
         where = ", ".join(f"{name} in {count:,}" for name, count in self.columns.items() if count)
         return f"{text} ({where})" if where else text
-
-
-def find_version(wanted: str | int | VersionInfo, known: Sequence[VersionInfo]) -> int:
-    """Find a version by name, by number (the last commit there), or by the result of `commit`."""
-    for at in reversed(range(len(known))):
-        info = known[at]
-        if wanted == info or (type(wanted), wanted) in ((int, info.number), (str, info.name)):
-            return at
-    names = [info.name for info in known]
-    near = suggest(str(wanted), names)
-    versions, remedy = ", ".join(map(repr, names[-10:])), "one of them"
-    if near is not None:
-        remedy = f"version {near!r}"
-    elif not names:
-        versions, remedy = "none was committed", "buffer.commit('name') keeps one"
-    raise SpecError(f"there is no version {wanted!r}", parameter="version", versions=versions, remedy=remedy)
 
 
 def take_diff(older: View, newer: View) -> BufferDiff:
@@ -237,11 +221,20 @@ class Contents:
 
     # Versions
 
-    def add_version(self, ordinal: int, info: VersionInfo, kind: str | None, load: Callable[[], View]) -> None:
-        self.versions.append(CommittedVersion(ordinal, info, kind, load))
-
-    def find(self, version: str | int | VersionInfo) -> CommittedVersion:
-        return self.versions[find_version(version, [kept.info for kept in self.versions])]
+    def find(self, wanted: str | int | VersionInfo) -> CommittedVersion:
+        """Find a version by name, by number (the last commit there), or by the result of `commit`."""
+        for kept in reversed(self.versions):
+            info = kept.info
+            if wanted == info or (type(wanted), wanted) in ((int, info.number), (str, info.name)):
+                return kept
+        names = [kept.info.name for kept in self.versions]
+        near = suggest(str(wanted), names)
+        versions, remedy = ", ".join(map(repr, names[-10:])), "one of them"
+        if near is not None:
+            remedy = f"version {near!r}"
+        elif not names:
+            versions, remedy = "none was committed", "buffer.commit('name') keeps one"
+        raise SpecError(f"there is no version {wanted!r}", parameter="version", versions=versions, remedy=remedy)
 
     def version_of(self, ordinal: int) -> CommittedVersion | None:
         return next((kept for kept in self.versions if kept.ordinal == ordinal), None)

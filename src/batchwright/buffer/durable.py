@@ -261,7 +261,8 @@ class Durable:
             if (ordinal, info) in known:
                 contents.versions.append(known[ordinal, info])
             else:
-                contents.add_version(ordinal, info, document["kind"], partial(self._view_of, document))
+                load = partial(self._view_of, document)
+                contents.versions.append(CommittedVersion(ordinal, info, document["kind"], load))
 
     def _view_of(self, document: Document) -> View:
         """The rows that a document names, over the memory of their files."""

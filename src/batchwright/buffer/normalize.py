@@ -59,13 +59,16 @@ def register_normalizer(kind: type) -> Callable[[F], F]:
     [{'text': 'x'}, {'text': 'y'}]
     """
     if not isinstance(kind, type):
-        what = f"a normalizer is registered for a class, not for {describe(kind)}"
-        raise SampleTypeError(what, remedy="@register_normalizer(MySample)")
+        raise SampleTypeError(
+            f"a normalizer is registered for a class, not for {describe(kind)}", remedy="@register_normalizer(MySample)"
+        )
 
     def register(normalizer: F) -> F:
         if not callable(normalizer):
-            what = f"a normalizer is a function of one sample, not {describe(normalizer)}"
-            raise SampleTypeError(what, remedy="@register_normalizer(MySample) above a function")
+            raise SampleTypeError(
+                f"a normalizer is a function of one sample, not {describe(normalizer)}",
+                remedy="@register_normalizer(MySample) above a function",
+            )
         _NORMALIZERS.pop(kind, None)  # a second one of a class is the newest of all
         _NORMALIZERS[kind] = normalizer
         return normalizer

@@ -57,9 +57,13 @@ class Misfit(Exception):
         return self.kind(self.what, row=row, column=where, has=self.has, got=self.got, remedy=self.remedy)
 
 
-@lru_cache(maxsize=1024)
-def kind_of(cls: Any) -> str | None:
+def kind_of(cls: type[Any]) -> str | None:
     """The kind of a class of another library: "tensor", "array", "image", "dataset", "pandas", "polars", or None."""
+    return _kind_of(cls)  # type: ignore[arg-type]
+
+
+@lru_cache(maxsize=1024)
+def _kind_of(cls: Any) -> str | None:
     for base in cls.__mro__:
         known = _CLASSES.get((base.__module__.partition(".")[0], base.__name__))
         if known is not None and (known != "dataset" or hasattr(base, "with_format")):  # users have such modules too
@@ -120,6 +124,7 @@ def array_of_tensor(tensor: Any) -> NDArray[Any]:
     if "bfloat16" in str(tensor.dtype):  # frameworks fail in different ways and words
         remedy = ".float()" if kind_of(type(tensor)) == "tensor" else ".astype('float32')"
         raise Misfit("bfloat16 has no place in NumPy or Arrow", got=describe(tensor), remedy=f"tensor{remedy}")
+    array: NDArray[Any]
     try:
         if kind_of(type(tensor)) == "tensor":
             array = tensor.detach().cpu().resolve_conj().resolve_neg().numpy()

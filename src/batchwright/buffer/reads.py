@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 
 from batchwright.base.errors import BatchwrightError, SpecError
 from batchwright.base.words import counted
-from batchwright.buffer.arrow import as_table, equal_rows, pylist
+from batchwright.buffer.arrow import as_table, equal_rows, pylist, to_dataset
 from batchwright.buffer.batch import RowBatch, converted
+from batchwright.buffer.contents import Contents
 from batchwright.buffer.normalize import normalize
-from batchwright.buffer.retain import check_by
+from batchwright.buffer.retain import BufferSettings, check_by
 from batchwright.buffer.sample import Priorities, draw, weights
 from batchwright.buffer.schema import Numbers, Row
 from batchwright.buffer.values import rows_of, rows_to_columns
@@ -158,8 +159,6 @@ class Reads(ABC):
     def select(self, indices: Array) -> DatasetBuffer:
         """A buffer in memory with the rows at `indices`, in this order. Both share them while neither changes them."""
         from batchwright.buffer.buffer import buffer_of
-        from batchwright.buffer.contents import Contents
-        from batchwright.buffer.retain import BufferSettings
 
         view = self._hold()
         index = view.checked(indices)
@@ -310,8 +309,6 @@ class Reads(ABC):
 
     def to_hf_dataset(self) -> Any:
         """A `datasets.Dataset` of all rows."""
-        from batchwright.buffer.arrow import to_dataset
-
         return to_dataset(self.to_table())
 
     def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:

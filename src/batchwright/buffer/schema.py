@@ -81,11 +81,6 @@ def types_inside(kind: pa.DataType) -> list[pa.DataType]:
     return [kind, *chain.from_iterable(map(types_inside, inner))]
 
 
-def has_null(kind: pa.DataType) -> bool:
-    """Whether some part of the type is not known yet: `null`, `list<null>`, `struct<a: null>`."""
-    return any(map(is_a.is_null, types_inside(kind)))
-
-
 def merge(old: pa.DataType, new: pa.DataType) -> pa.DataType:
     """The old type, with parts of the new type in place of unknown parts."""
     if is_a.is_null(old):
@@ -206,8 +201,8 @@ class Field:
 
     @cached_property
     def is_open(self) -> bool:
-        """Whether the type, or a part of it, is not known yet."""
-        return has_null(self.type)
+        """Whether the type, or a part of it, is not known yet: `null`, `list<null>`, `struct<a: null>`."""
+        return any(map(is_a.is_null, types_inside(self.type)))
 
     @cached_property
     def row_bytes(self) -> int:
