@@ -25,46 +25,30 @@ __all__ = ["fit", "infer"]
 
 
 _NONE = type(None)
-_GROUPS: dict[str, tuple[type, ...]] = {
-    "bool": (bool, np.bool_),
-    "number": (int, float, np.integer, np.floating),
-    "text": (str,),
-    "bytes": (bytes, bytearray, memoryview),
-    "array": (np.ndarray,),
-    "list": (list,),
-    "dict": (dict,),
-}
 
 
 def infer(values: Sequence[Any]) -> pa.DataType:
     """The type that holds all of these (plain) values. Null if all of them are None."""
     known = [value for value in values if value is not None]
-    kinds = set(map(type, known))
-    groups = {_group(kind) for kind in kinds}
+    groups = {_group(kind) for kind in set(map(type, known))}
+    if not groups:
+        return pa.null()
     if len(groups) > 1:
         first = _group(type(known[0]))
         other = next(value for value in known if _group(type(value)) != first)
         what, remedy = "values of two types in one column", "one type in all rows, or two columns"
         raise Misfit(what, has=describe(known[0]), got=describe(other), remedy=remedy)
-    if not groups:
-        return pa.null()
-    match groups.pop():
-        case "bool":
-            return pa.bool_()
-        case "number":
-            return _type_of_numbers(kinds)
-        case "text":
-            return pa.string()
-        case "bytes":
-            return pa.binary()
-        case "array":
-            return _type_of_arrays(known)
-        case "list":
-            items = list(chain.from_iterable(known))
-            return pa.list_(_inside("[]", lambda: infer(items)))
-        case "dict":
-            return _type_of_dicts(known)
-    return _type_of_others(known)
+    group = groups.pop()
+    if isinstance(group, type):
+        return _type_of_others(known)
+    return group(known)
+
+
+def _group(kind: type) -> type | Callable[[list[Any]], pa.DataType]:
+    """What finds the type of these values, the same for types that fit in one column; else the class itself."""
+    if issubclass(kind, np.timedelta64):  # NumPy counts it among whole numbers
+        return kind
+    return next((type_of for bases, type_of in _GROUPS if issubclass(kind, bases)), kind)
 
 
 def _inside(step: str, make: Callable[[], pa.DataType | pa.Array]) -> Any:
@@ -75,15 +59,8 @@ def _inside(step: str, make: Callable[[], pa.DataType | pa.Array]) -> Any:
         raise misfit.inside(step) from None
 
 
-def _group(kind: type) -> str | type:
-    """Types that fit in one column have one group."""
-    if issubclass(kind, np.timedelta64):  # NumPy counts it among whole numbers
-        return kind
-    return next((group for group, bases in _GROUPS.items() if issubclass(kind, bases)), kind)
-
-
-def _type_of_numbers(kinds: set[type]) -> pa.DataType:
-    dtype = np.result_type(*map(_dtype_of, kinds))
+def _type_of_numbers(numbers: list[Any]) -> pa.DataType:
+    dtype = np.result_type(*map(_dtype_of, set(map(type, numbers))))
     if dtype not in DTYPES:
         raise Misfit(f"numbers of {dtype} have no Arrow type", got=f"np.{dtype}", remedy="float(value)")
     return pa.from_numpy_dtype(dtype)
@@ -102,6 +79,11 @@ def _type_of_arrays(arrays: list[Any]) -> pa.DataType:
             what, remedy = "arrays of two shapes or dtypes in one column", "pad to one shape, or lists: array.tolist()"
             raise Misfit(what, has=describe(first), got=describe(array), remedy=remedy)
     return pa.fixed_shape_tensor(pa.from_numpy_dtype(first.dtype), first.shape)
+
+
+def _type_of_lists(lists: list[Any]) -> pa.DataType:
+    items = list(chain.from_iterable(lists))
+    return pa.list_(_inside("[]", lambda: infer(items)))
 
 
 def _type_of_dicts(rows: list[dict[Any, Any]]) -> pa.DataType:
@@ -136,6 +118,17 @@ def _type_of_others(values: list[Any]) -> pa.DataType:
         remedy = "numbers, text, bytes, arrays, lists, dicts or None; an object's fields as a dict: vars(value)"
         raise Misfit(f"a value that Arrow cannot hold: {got}", got=got, remedy=remedy)
     return found
+
+
+_GROUPS: tuple[tuple[tuple[type, ...], Callable[[list[Any]], pa.DataType]], ...] = (
+    ((bool, np.bool_), lambda values: pa.bool_()),
+    ((int, float, np.integer, np.floating), _type_of_numbers),
+    ((str,), lambda values: pa.string()),
+    ((bytes, bytearray, memoryview), lambda values: pa.binary()),
+    ((np.ndarray,), _type_of_arrays),
+    ((list,), _type_of_lists),
+    ((dict,), _type_of_dicts),
+)
 
 
 # Columns of a given type
@@ -307,23 +300,26 @@ def _structs(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
 
 def _lists(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     _check_types(values, (list, np.ndarray), str(kind), "a list")
-    known = [value for value in values if value is not None]
-    mask = _null_mask(values)
     if pa.types.is_fixed_size_list(kind):
-        for value in known:
-            if len(value) != kind.list_size:
-                remedy = f"{kind.list_size} items, or pa.list_(...) without a size in schema="
-                raise Misfit("a list of another length", has=str(kind), got=f"list of {len(value)}", remedy=remedy)
-        filled = [[None] * kind.list_size if value is None else value for value in values]
-        items = _member("[]", list(chain.from_iterable(filled)), kind.value_field, list(chain.from_iterable(known)))
-        return pa.FixedSizeListArray.from_arrays(items, type=kind, mask=mask)
+        return _fixed_lists(values, kind)
     ends = np.cumsum([0, *(0 if value is None else len(value) for value in values)])
-    items = _items(known, kind)
+    items = _items([value for value in values if value is not None], kind)
     if pa.types.is_large_list(kind):
-        return pa.LargeListArray.from_arrays(pa.array(ends), items, type=kind, mask=mask)
+        return pa.LargeListArray.from_arrays(pa.array(ends), items, type=kind, mask=_null_mask(values))
     if ends[-1] > np.iinfo(np.int32).max:
         raise Misfit("more than 2^31 list items at once", remedy="fewer rows at a time, or pa.large_list in schema=")
-    return pa.ListArray.from_arrays(pa.array(ends.astype(np.int32)), items, type=kind, mask=mask)
+    return pa.ListArray.from_arrays(pa.array(ends.astype(np.int32)), items, type=kind, mask=_null_mask(values))
+
+
+def _fixed_lists(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    known = [value for value in values if value is not None]
+    for value in known:
+        if len(value) != kind.list_size:
+            remedy = f"{kind.list_size} items, or pa.list_(...) without a size in schema="
+            raise Misfit("a list of another length", has=str(kind), got=f"list of {len(value)}", remedy=remedy)
+    filled = [[None] * kind.list_size if value is None else value for value in values]
+    items = _member("[]", list(chain.from_iterable(filled)), kind.value_field, list(chain.from_iterable(known)))
+    return pa.FixedSizeListArray.from_arrays(items, type=kind, mask=_null_mask(values))
 
 
 def _items(lists: list[Any], kind: pa.DataType) -> pa.Array:

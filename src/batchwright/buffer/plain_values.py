@@ -165,21 +165,27 @@ def plain(value: Any, depth: int = 0) -> Any:
         return value
     if kind is np.ndarray and value.dtype in DTYPES and value.ndim and value.size:
         return array_of_tensor(value)
+    if kind is list and SIMPLE.issuperset(map(type, value)):
+        return value
     if depth > _DEEPEST:
         what = f"nested more than {_DEEPEST} levels deep, or inside itself"
         raise Misfit(what, got=describe(value), remedy="a flatter value")
-    if kind is list and SIMPLE.issuperset(map(type, value)):
-        return value
     members = members_of(value)
     if members is not None:
         return {key: _inside(f".{key}", member, depth) for key, member in members.items()}
     if isinstance(value, list | tuple):
         return [_inside("[]", member, depth) for member in value]
+    return _plain_leaf(value, depth)
+
+
+def _plain_leaf(value: Any, depth: int) -> Any:
     if isinstance(value, memoryview):
-        return bytes(value) if value.format in ("B", "b", "c") else _array(np.array(value), depth)
+        if value.format in ("B", "b", "c"):
+            return bytes(value)
+        value = np.array(value)
     if is_array(value):
         return _array(array_of_tensor(value), depth)
-    if kind_of(kind) == "image":
+    if kind_of(type(value)) == "image":
         return png(value)
     return value
 

@@ -141,14 +141,10 @@ def draw(
     if half_life is not None and by != "recent":
         raise SpecError(f"half_life is of by='recent', not of by={by!r}", parameter="half_life", remedy="by='recent'")
     assert (priorities is None) == (by in ("uniform", "recent"))
-    available = num_rows if priorities is None else priorities.num_available
-    if count and not available:
-        raise SpecError("there are no rows to draw from", parameter="n", remedy="append rows first")
-    if count > available and not replace:
-        what = f"{count} distinct rows cannot be drawn: there are {available}"
-        if priorities is not None:
-            what += f" with a priority above 0, of {num_rows}"
-        raise SpecError(what, parameter="n", remedy=f"n={available} at most, or replace=True")
+    if priorities is None:
+        _check_count(count, num_rows, replace)
+    else:
+        _check_count(count, priorities.num_available, replace, f" with a priority above 0, of {num_rows}")
     key = key_of(seed, "sample", number, step, by, "again" if replace else "once")
     if by == "uniform":
         return _draw_uniformly(num_rows, count, key, replace)
@@ -156,6 +152,14 @@ def draw(
         return _draw_recent(num_rows, count, key, replace, _lives_of(num_rows, half_life))
     assert len(priorities) == num_rows
     return _draw_by_priority(priorities, count, key, replace)
+
+
+def _check_count(count: int, available: int, replace: bool, which: str = "") -> None:
+    if count and not available:
+        raise SpecError("there are no rows to draw from", parameter="n", remedy="append rows first")
+    if count > available and not replace:
+        what = f"{count} distinct rows cannot be drawn: there are {available}{which}"
+        raise SpecError(what, parameter="n", remedy=f"n={available} at most, or replace=True")
 
 
 def _noise(count: int, key: int) -> U64:

@@ -48,6 +48,9 @@ _DTYPES = {
 """NumPy dtypes by Arrow's names of types."""
 
 
+_WITHOUT_VIEWS = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
+
+
 def is_text(kind: pa.DataType) -> bool:
     return bool(is_a.is_string(kind) or is_a.is_large_string(kind) or is_a.is_string_view(kind))
 
@@ -103,10 +106,8 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
         return pa.fixed_shape_tensor(kind.value_type, [kind.shape[axis] for axis in axes])
     if is_a.is_dictionary(kind) or is_a.is_run_end_encoded(kind):
         return plain_type(kind.value_type)
-    if is_a.is_string_view(kind):
-        return pa.large_string()
-    if is_a.is_binary_view(kind):
-        return pa.large_binary()
+    if kind in _WITHOUT_VIEWS:
+        return _WITHOUT_VIEWS[kind]
     if is_a.is_struct(kind):
         return pa.struct([field.with_type(plain_type(field.type)) for field in kind])
     if is_list(kind) or is_a.is_list_view(kind) or is_a.is_large_list_view(kind):
