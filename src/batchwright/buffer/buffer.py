@@ -222,7 +222,8 @@ class DatasetBuffer(Reads):
         try:
             if disk is not None:
                 self._catch_up(disk)
-                disk.write_rows(contents, table.last_put(count), count, now)
+                data = codec.encode_columns(table.schema, table.last_put(count))
+                disk.write(codec.Append(table.number + 1, now, data, count, 1.0, "random", None, "dict", None))
             ids = table.accept(count, now)
             if is_over:
                 contents.drop_over()

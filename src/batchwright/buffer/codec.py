@@ -295,11 +295,11 @@ def _unreadable(what: str, reason: str) -> StoreError:
 _COLUMN, _EXTRA, _EMPTY = "column:", "extra:", "pad:"
 
 
-def block_to_arrow(columns: Columns, schema: Schema, extra: dict[str, NDArray[np.int64]]) -> pa.RecordBatch:
-    """Columns of a schema, and arrays of integers beside them."""
+def block_to_arrow(columns: Columns, extra: dict[str, NDArray[np.int64]]) -> pa.RecordBatch:
+    """Columns of a block, and arrays of integers beside them."""
     lists = {_EXTRA + name: _one_list(pa.array(array, pa.int64())) for name, array in extra.items()}
     for name, values in columns.items():
-        lists[_COLUMN + name] = _one_list(_to_stored(schema.by_name[name], values))
+        lists[_COLUMN + name] = _one_list(_to_stored(values))
     if not lists:
         lists[_EMPTY] = _one_list(pa.array([], pa.uint8()))
     return pa.RecordBatch.from_arrays(list(lists.values()), names=list(lists))
@@ -310,21 +310,18 @@ def _one_list(values: pa.Array) -> pa.Array:
     return pa.Array.from_buffers(pa.large_list(values.type), 1, [None, offsets], children=[values])
 
 
-def _to_stored(field: Field, values: Values) -> pa.Array:
+def _to_stored(values: Values) -> pa.Array:
+    """Booleans are bytes, as in NumPy: Arrow's own are bits, which cannot be mapped."""
     if not isinstance(values, Numbers):
         return values
     numbers = np.ascontiguousarray(values.values)
     if numbers.dtype.kind == "b":
         numbers = numbers.view(np.uint8)
-    array = to_arrow(Field("", _stored_type(field)), Numbers(numbers, values.valid))
-    return array.storage if numbers.ndim > 1 else array
-
-
-def _stored_type(field: Field) -> pa.DataType:
-    """The stored type of a column of numbers. Booleans are bytes, as in NumPy. Arrow's own are bits, not mappable."""
-    dtype, shape = field.numbers or (np.dtype(bool), ())
-    flat = pa.uint8() if dtype.kind == "b" else pa.from_numpy_dtype(dtype)
-    return pa.fixed_shape_tensor(flat, shape) if shape else flat
+    kind = pa.from_numpy_dtype(numbers.dtype)
+    if numbers.ndim == 1:
+        return to_arrow(Field("", kind), Numbers(numbers, values.valid))
+    kind = pa.fixed_shape_tensor(kind, numbers.shape[1:])
+    return to_arrow(Field("", kind), Numbers(numbers, values.valid)).storage
 
 
 def _only_batch(file: Any) -> pa.RecordBatch:
@@ -350,7 +347,7 @@ def block_from_arrow(
             raise ValueError(f"{name!r} is not a list")
         values, short = lists.flatten(), name.partition(":")[2]
         if name.startswith(_EXTRA):
-            extra[short] = _mapped(values, pa.int64(), np.dtype(np.int64), ())[0]
+            extra[short] = _mapped(values, np.dtype(np.int64), ()).values
         elif name.startswith(_COLUMN) and (wanted is None or short in wanted):
             if short not in schema.by_name:
                 raise ValueError(f"{name!r} is not in the schema")
@@ -362,17 +359,17 @@ def block_from_arrow(
 
 def _from_stored(field: Field, values: pa.Array) -> Values:
     if field.numbers is not None:
-        return Numbers(*_mapped(values, _stored_type(field), *field.numbers))
+        return _mapped(values, *field.numbers)
     if values.type != field.type:
         raise ValueError(f"column {field.name!r} is {values.type}, not {field.type}")
     return values
 
 
-def _mapped(
-    array: pa.Array, kind: pa.DataType, dtype: np.dtype[Any], shape: tuple[int, ...]
-) -> tuple[NDArray[Any], NDArray[np.bool_] | None]:
-    """(values, valid) of a column of numbers, over the memory of the file."""
-    stored = kind.storage_type if shape else kind
+def _mapped(array: pa.Array, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Numbers:
+    """A column of numbers, over the memory of the file."""
+    stored = pa.uint8() if dtype.kind == "b" else pa.from_numpy_dtype(dtype)
+    if shape:
+        stored = pa.list_(stored, math.prod(shape))
     if array.type != stored:
         raise ValueError(f"{array.type}, not {stored}")
     valid = None
@@ -388,4 +385,4 @@ def _mapped(
         if buffer is None or buffer.size < start * dtype.itemsize + values.nbytes:
             raise ValueError(f"not {len(array)} rows of {dtype}{list(shape)}")
         values = np.ndarray(values.shape, dtype, buffer, start * dtype.itemsize)
-    return _read_only(values), valid
+    return Numbers(_read_only(values), valid)

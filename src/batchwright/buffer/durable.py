@@ -23,7 +23,6 @@ from batchwright.buffer.contents import CommittedVersion, Contents, VersionInfo
 from batchwright.buffer.folder import SALVAGE, BufferFolder
 from batchwright.buffer.parts import Parts
 from batchwright.buffer.retain import BufferSettings, check_by
-from batchwright.buffer.schema import Columns
 from batchwright.buffer.view import View
 
 __all__ = ["Durable"]
@@ -165,13 +164,6 @@ class Durable:
         self.folder.check_writer()
         self.folder.journal.write(change.number, codec.encode(change))
 
-    def write_rows(self, contents: Contents, columns: Columns, count: int, time_us: int) -> None:
-        """More rows, which fit."""
-        table = contents.table
-        data = codec.encode_columns(table.schema, columns)
-        change = codec.Append(table.number + 1, time_us, data, count, 1.0, "random", None, "dict", None)
-        self.folder.journal.write(change.number, codec.encode(change))
-
     def caught_up(self, contents: Contents) -> Contents | None:
         """Return new contents if a change was written and then interrupted. By the folder, it has happened."""
         if self.folder.is_writer and self.folder.journal.last_number != contents.table.number:
@@ -240,7 +232,7 @@ class Durable:
             "schema": base64.b64encode(codec.encode_schema(table.schema)).decode(),
             "settings": list(contents.settings),
             "origins": table.origins,
-            "segments": [self._parts.write(segment, table.schema) for segment in table.segments()],
+            "segments": [self._parts.write(segment) for segment in table.segments()],
         }
 
     def _restore(self, contents: Contents, document: Document) -> None:

@@ -303,10 +303,10 @@ class BufferFolder:
 
     # Blocks
 
-    def write_block(self, serial: int, columns: Columns, schema: Schema, extra: dict[str, NDArray[np.int64]]) -> str:
+    def write_block(self, serial: int, columns: Columns, extra: dict[str, NDArray[np.int64]]) -> str:
         """Rows and arrays of integers as an Arrow file, on disk when this returns. Its name is never used again."""
         self.check_writer()
-        batch = block_to_arrow(columns, schema, extra)
+        batch = block_to_arrow(columns, extra)
         part = part_name(self.path / "blocks" / f"{serial:08}.arrow")
         with out_of_space_at(self.path, then="try again: the buffer is as it was"):
             try:

@@ -47,7 +47,7 @@ class Parts:
 
     # Writing
 
-    def write(self, segment: Segment, schema: Schema) -> Document:
+    def write(self, segment: Segment) -> Document:
         """Write a segment's rows to disk if needed, and return their place."""
         block, stop = segment.block, segment.stop  # no version has rows behind it, and an older column may lack them
         columns = _columns_of(segment)
@@ -56,7 +56,7 @@ class Parts:
             missing.setdefault(_end_of(self._parts_of(column)), []).append(name)
         for first, names in sorted(missing.items()):
             if first < stop or not self._parts_of(block):
-                self._write_part(segment, schema, names, first)
+                self._write_part(segment, names, first)
         named: dict[_Part, list[str]] = {}
         for name, column in columns.items():
             for part in self._parts_of(column):
@@ -67,7 +67,7 @@ class Parts:
             "num_rows": stop,
             "start": segment.start,
             "stop": stop,
-            "keep": None if segment.keep is None else self._write_list(block.serial, segment.keep, schema),
+            "keep": None if segment.keep is None else self._write_list(block.serial, segment.keep),
             "parts": [
                 {
                     "file": part.file,
@@ -80,7 +80,7 @@ class Parts:
             ],
         }
 
-    def _write_part(self, segment: Segment, schema: Schema, names: list[str], first: int) -> None:
+    def _write_part(self, segment: Segment, names: list[str], first: int) -> None:
         block, last, extra = segment.block, segment.stop, {}
         if _LEDGER in names:
             ledger = block.origins()
@@ -88,7 +88,7 @@ class Parts:
             if block.ids is not None:
                 extra["ids"] = block.ids[first:last]
         columns = {name: segment.columns[name].read(first, last) for name in names if name != _LEDGER}
-        part = _Part(self.folder.write_block(block.serial, columns, schema, extra), first, last)
+        part = _Part(self.folder.write_block(block.serial, columns, extra), first, last)
         written = _columns_of(segment)
         for name in names:
             self._add_part(written[name], part)
@@ -103,9 +103,9 @@ class Parts:
     def _add_part(self, column: Column | RowBlock, part: _Part) -> None:
         self._written[column] = column.edition, [*self._parts_of(column), part]
 
-    def _write_list(self, serial: int, keep: NDArray[np.int64], schema: Schema) -> str:
+    def _write_list(self, serial: int, keep: NDArray[np.int64]) -> str:
         if id(keep) not in self._lists:
-            self._lists[id(keep)] = keep, self.folder.write_block(serial, {}, schema, {"keep": keep})
+            self._lists[id(keep)] = keep, self.folder.write_block(serial, {}, {"keep": keep})
         return self._lists[id(keep)][1]
 
     # Reading

@@ -91,40 +91,29 @@ def check_by(by: Any, numeric: Collection[str], others: Collection[str], *, para
     no "-": a row's value is its share of the draws).
     """
     named = _STRATEGIES[parameter]
+    column, use_named = by, f"{parameter}={named[0]!r}"
+    if isinstance(by, str) and parameter != "by":
+        column = by.removeprefix("-")
     is_elsewhere = parameter == "drop_strategy" and by in _NAMED
-    if by in named or (isinstance(by, str) and _unsigned(by, parameter) in numeric and not is_elsewhere):
+    if by in named or (isinstance(by, str) and column in numeric and not is_elsewhere):
         return
-    headline, remedy = _why_not(by, numeric, others, parameter)
-    strategies, columns = ", ".join(map(repr, named)), ", ".join(map(repr, numeric)) or "none of numbers"
-    raise SpecError(
-        f"{parameter}{headline}", parameter=parameter, strategies=strategies, columns=columns, remedy=remedy
-    )
-
-
-def _unsigned(by: str, parameter: str) -> str:
-    """The column's name. `sample` knows no sign."""
-    return by if parameter == "by" else by.removeprefix("-")
-
-
-def _why_not(by: Any, numeric: Collection[str], others: Collection[str], parameter: str) -> tuple[str, str]:
-    """Return (the fault of a strategy, the remedy)."""
-    named = _STRATEGIES[parameter]
-    use_named = f"{parameter}={named[0]!r}"
     if not isinstance(by, str):
-        return f" must be the name of a strategy or a column, got {by!r}", use_named
-    column = _unsigned(by, parameter)
-    if by in _NAMED:
-        return f"={by!r} is a strategy of retain_prior_by only", use_named
-    if column in others:
-        headline = f"={by!r}: column {column!r} does not hold one number in each row"
-        return headline, f"a column of numbers (NaN where one is not known yet), or {use_named}"
-    headline = f"={by!r} is neither a strategy nor a column that rows have"
-    near = suggest(by, [*named, *numeric]) or suggest(column, numeric)
-    if near in numeric and by != column:
-        near = f"-{near}"
-    if near is not None:
-        return headline, f"{parameter}={near!r}"
-    return headline, f"{use_named}; or add the column: buffer.set(buffer.ids, {column}=values)"
+        what, remedy = f"{parameter} must be the name of a strategy or a column, got {by!r}", use_named
+    elif by in _NAMED:
+        what, remedy = f"{parameter}={by!r} is a strategy of retain_prior_by only", use_named
+    elif column in others:
+        what = f"{parameter}={by!r}: column {column!r} does not hold one number in each row"
+        remedy = f"a column of numbers (NaN where one is not known yet), or {use_named}"
+    else:
+        what = f"{parameter}={by!r} is neither a strategy nor a column that rows have"
+        remedy = f"{use_named}; or add the column: buffer.set(buffer.ids, {column}=values)"
+        near = suggest(by, [*named, *numeric]) or suggest(column, numeric)
+        if near in numeric and by != column:
+            near = f"-{near}"
+        if near is not None:
+            remedy = f"{parameter}={near!r}"
+    strategies, columns = ", ".join(map(repr, named)), ", ".join(map(repr, numeric)) or "none of numbers"
+    raise SpecError(what, parameter=parameter, strategies=strategies, columns=columns, remedy=remedy)
 
 
 def column_of(by: str) -> str | None:
