@@ -30,6 +30,7 @@ from batchwright.buffer.schema import (
     plain_type,
     types_inside,
 )
+from batchwright.columns.arrays import tensors_to_numpy
 
 __all__ = [
     "as_table",
@@ -148,14 +149,9 @@ def as_tensors(array: pa.Array) -> Numbers | None:
 
 
 def _of_tensors(array: pa.Array) -> Numbers:
-    kind = array.type
-    found = _stacked(array.storage, (kind.storage_type.list_size,))
-    if found is None:
+    if array.storage.flatten().null_count:  # which leaves out tensors that are null
         raise Misfit("a tensor with a null inside", remedy="NaN where a number is missing, or a list column")
-    values = found.values.reshape(len(array), *kind.shape)
-    if kind.permutation is not None:
-        values = values.transpose(0, *(axis + 1 for axis in kind.permutation))
-    return Numbers(values, found.valid)
+    return Numbers(tensors_to_numpy(array), _valid(array))
 
 
 def _stacked(array: pa.Array, shape: tuple[int, ...]) -> Numbers | None:

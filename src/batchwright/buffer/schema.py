@@ -16,6 +16,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from batchwright.columns.arrays import numpy_dtype
+
 __all__ = [
     "Columns",
     "Field",
@@ -37,16 +39,6 @@ __all__ = [
 ]
 
 is_a = pa.types
-
-_DTYPES = {
-    **{name: np.dtype(name) for name in ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")},
-    "bool": np.dtype(bool),
-    "halffloat": np.dtype("f2"),
-    "float": np.dtype("f4"),
-    "double": np.dtype("f8"),
-}
-"""NumPy dtypes by Arrow's names of types."""
-
 
 _WITHOUT_VIEWS = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
 
@@ -72,8 +64,10 @@ def numbers_of(kind: pa.DataType) -> tuple[np.dtype[Any], tuple[int, ...]] | Non
     shape: tuple[int, ...] = ()
     if is_tensor(kind):
         kind, shape = kind.value_type, tuple(kind.shape)
-    dtype = _DTYPES.get(str(kind))
-    return None if dtype is None else (dtype, shape)
+    dtype = numpy_dtype(kind)
+    if dtype is None:
+        return None
+    return dtype, shape
 
 
 def types_inside(kind: pa.DataType) -> list[pa.DataType]:
@@ -143,7 +137,7 @@ def holds(kind: pa.DataType, other: pa.DataType) -> bool:
         return is_text(kind)
     if is_bytes(other):
         return is_bytes(kind)
-    mine, theirs = _DTYPES.get(str(kind)), _DTYPES.get(str(other))
+    mine, theirs = numpy_dtype(kind), numpy_dtype(other)
     if mine is None or theirs is None:
         return False
     return (mine.kind == "b") == (theirs.kind == "b") and np.can_cast(theirs, mine, "safe")
