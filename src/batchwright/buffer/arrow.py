@@ -145,17 +145,6 @@ def as_tensors(array: pa.Array) -> Numbers | None:
         kind = kind.value_type
     if numbers_of(kind) is None or is_tensor(kind) or not prod(shape) or not shape:
         return None
-    return _stacked(array, tuple(shape))
-
-
-def _of_tensors(array: pa.Array) -> Numbers:
-    if array.storage.flatten().null_count:  # which leaves out tensors that are null
-        raise Misfit("a tensor with a null inside", remedy="NaN where a number is missing, or a list column")
-    return Numbers(tensors_to_numpy(array), _valid(array))
-
-
-def _stacked(array: pa.Array, shape: tuple[int, ...]) -> Numbers | None:
-    """Lists of this shape as an array [rows, *shape]. None if something inside a row is missing."""
     flat, valid, num_valid = array, _valid(array), len(array) - array.null_count
     for _ in shape:
         flat = flat.flatten()  # which leaves out lists that are null
@@ -167,6 +156,12 @@ def _stacked(array: pa.Array, shape: tuple[int, ...]) -> Numbers | None:
     values = np.zeros((len(array), *shape), known.dtype)
     values[valid] = known
     return Numbers(values, valid)
+
+
+def _of_tensors(array: pa.Array) -> Numbers:
+    if array.storage.flatten().null_count:  # which leaves out tensors that are null
+        raise Misfit("a tensor with a null inside", remedy="NaN where a number is missing, or a list column")
+    return Numbers(tensors_to_numpy(array), _valid(array))
 
 
 def _valid(array: pa.Array) -> NDArray[np.bool_] | None:

@@ -375,11 +375,7 @@ class DatasetBuffer(Reads):
                 if not np.array_equal(same[0].view.ids, self._table.view().ids):
                     self.rollback(same[0].info)  # rows added again got new ids: others know the version's
                 return same[0].info
-            if not name or not _is_name(name):
-                raise SpecError(f"a version cannot be named {name!r}", parameter="name", remedy="commit('epoch 3')")
-            if name in [kept.info.name for kept in contents.versions]:
-                remedy = f"another name: {name + ' (again)'!r}; or buffer.forget({name!r}) before"
-                raise SpecError(f"there is a version {name!r} already", parameter="name", remedy=remedy)
+            self._check_new_name(name)
             info = VersionInfo(number, name, datetime.now(UTC), self._table.num_rows)
             view = self._table.view().share()
             ordinal = 1 + max((kept.ordinal for kept in contents.versions), default=-1)
@@ -387,6 +383,13 @@ class DatasetBuffer(Reads):
                 self._disk.commit(contents, ordinal, info)
             contents.versions.append(CommittedVersion(ordinal, info, contents.kind, lambda: view))
             return info
+
+    def _check_new_name(self, name: Any) -> None:
+        if not name or not _is_name(name):
+            raise SpecError(f"a version cannot be named {name!r}", parameter="name", remedy="commit('epoch 3')")
+        if name in [kept.info.name for kept in self._contents.versions]:
+            remedy = f"another name: {name + ' (again)'!r}; or buffer.forget({name!r}) before"
+            raise SpecError(f"there is a version {name!r} already", parameter="name", remedy=remedy)
 
     def forget(self, version: str | int | VersionInfo) -> None:
         """Let go of a version: rows that only it had are gone."""

@@ -342,10 +342,9 @@ def _others(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
             is_same = made.type == kind
         else:
             if pa.types.is_map(kind):  # pairs, already turned into lists
-                values = [None if value is None else [tuple(pair) for pair in value] for value in values]
+                values = [value and [tuple(pair) for pair in value] for value in values]
             made = pa.array(values, kind)
-            back = made.to_pylist()
-            is_same = len(back) == len(values) and all(map(_is_same, back, values))
+            is_same = all(map(_is_same, made.to_pylist(), values))
     except (pa.ArrowException, TypeError, ValueError, OverflowError, AttributeError):
         raise refused from None
     if not is_same or isinstance(made, pa.ChunkedArray):
@@ -354,6 +353,4 @@ def _others(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
 
 
 def _is_same(back: Any, value: Any) -> bool:
-    if back is None or value is None:
-        return back is value
     return isinstance(value, type(back)) and bool(back == value)

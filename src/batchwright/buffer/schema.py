@@ -133,14 +133,16 @@ def holds(kind: pa.DataType, other: pa.DataType) -> bool:
         return all(field.name in members and holds(members[field.name], field.type) for field in other)
     if is_list(other) and is_list(kind):
         return holds(kind.value_type, other.value_type)
-    if is_text(other):
-        return is_text(kind)
-    if is_bytes(other):
-        return is_bytes(kind)
-    mine, theirs = numpy_dtype(kind), numpy_dtype(other)
-    if mine is None or theirs is None:
+    for is_alike in (is_text, is_bytes):
+        if is_alike(other):
+            return is_alike(kind)
+    return _holds_numbers(numpy_dtype(kind), numpy_dtype(other))
+
+
+def _holds_numbers(dtype: np.dtype[Any] | None, other: np.dtype[Any] | None) -> bool:
+    if dtype is None or other is None:
         return False
-    return (mine.kind == "b") == (theirs.kind == "b") and np.can_cast(theirs, mine, "safe")
+    return (dtype.kind == "b") == (other.kind == "b") and np.can_cast(other, dtype, "safe")
 
 
 Row = dict[str, Any]

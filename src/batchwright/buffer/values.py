@@ -208,13 +208,15 @@ def rows_of(schema: Schema, columns: Columns) -> list[Row]:
 
 def arrays_to_columns(arrays: Mapping[str, Any], schema: Schema | None) -> tuple[Columns, Schema]:
     """Arrays by name as columns. Arrays of numbers and Arrow data are checked and taken whole, not row by row."""
-    check_names(arrays)
     known = schema or Schema()
+    if not known:
+        check_names(arrays)
     columns: Columns = {}
     fields = []
     for name, values in arrays.items():
         field = known.by_name.get(name)
         if field is None and known:
+            check_names([name])
             refuse_column(name, known)
         columns[name], field = _column(values, field or Field(name, pa.null()))
         if not known:
