@@ -257,15 +257,15 @@ def _equal_arrays(values: pa.Array, others: pa.Array) -> NDArray[np.bool_]:
 
 def _is_equal(value: Any, other: Any) -> bool:
     """Whether two Python values of one column are the same."""
-    match other:
-        case np.ndarray():
-            return isinstance(value, np.ndarray) and np.array_equal(value, other, equal_nan=other.dtype.kind == "f")
-        case dict():
-            is_alike = isinstance(value, dict) and value.keys() == other.keys()
-            return is_alike and all(_is_equal(value[name], member) for name, member in other.items())
-        case list():
-            return isinstance(value, list) and len(value) == len(other) and all(map(_is_equal, value, other))
-    return type(value) is type(other) and bool(value == other or (value != value and other != other))
+    if type(value) is not type(other):
+        return False
+    if isinstance(value, np.ndarray):
+        return np.array_equal(value, other, equal_nan=value.dtype.kind == "f")
+    if isinstance(value, dict):
+        return value.keys() == other.keys() and all(_is_equal(value[name], other[name]) for name in value)
+    if isinstance(value, list):
+        return len(value) == len(other) and all(map(_is_equal, value, other))
+    return bool(value == other or (value != value and other != other))
 
 
 # Datasets

@@ -29,7 +29,6 @@ __all__ = [
     "column_of_values",
     "costs",
     "missing",
-    "missing_column",
     "refuse_write",
 ]
 
@@ -362,8 +361,17 @@ class RowBlock:
         """The column. It is made if missing, with null in the rows so far."""
         column = self.columns.get(field.name)
         if column is None:
-            column = missing_column(field, self)
+            column = self.missing_column(field)
             self.columns = {**self.columns, field.name: column}  # a new dict: versions hold the old one
+        return column
+
+    def missing_column(self, field: Field) -> Column:
+        """A column that is null in all rows."""
+        if field.numbers is None:
+            return ArrowColumn(field.type, pa.nulls(self.num_rows, field.type))
+        column = NumberColumn(rows_apart(self.capacity, *field.numbers))
+        if self.num_rows:
+            column.write_missing(0, self.num_rows)
         return column
 
     def seal(self) -> None:
@@ -457,16 +465,6 @@ def column_of_values(values: Values) -> Column:
     if isinstance(values, Numbers):
         return NumberColumn(*values, shared=True)
     return ArrowColumn(values.type, values)
-
-
-def missing_column(field: Field, block: RowBlock) -> Column:
-    """A column of a block that is null in all of its rows."""
-    if field.numbers is None:
-        return ArrowColumn(field.type, pa.nulls(block.num_rows, field.type))
-    column = NumberColumn(rows_apart(block.capacity, *field.numbers))
-    if block.num_rows:
-        column.write_missing(0, block.num_rows)
-    return column
 
 
 def missing(field: Field, num_rows: int) -> Values:

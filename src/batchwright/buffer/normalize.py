@@ -179,13 +179,15 @@ def _row(sample: Any) -> Row:
         return dict(members)
     if isinstance(sample, Mapping):
         return dict(sample)
-    slots = {name: getattr(sample, name) for name in _slots(type(sample)) if hasattr(sample, name)}
-    row = {**slots, **getattr(sample, "__dict__", {})}
+    row = object.__getstate__(sample)
+    if isinstance(row, tuple):  # of a class with slots
+        in_dict, in_slots = row
+        row = {**in_slots, **(in_dict or {})}
     if not row:
         what = f"an object without attributes is not a sample: {describe(sample)}"
         remedy = f"a dict, or @register_normalizer({type(sample).__name__})"
         raise Misfit(what, got=describe(sample), remedy=remedy, kind=SampleTypeError)
-    return row
+    return dict(row)
 
 
 def _remedy_of(sample: Any) -> str | None:
@@ -226,14 +228,6 @@ _FOREIGN = {
     "pandas": "append(frame) by itself, not inside a list",
     "polars": "append(frame) by itself, not inside a list",
 }
-
-
-def _slots(kind: type) -> list[str]:
-    listed: list[str] = []
-    for base in reversed(kind.__mro__):
-        slots = base.__dict__.get("__slots__", ())
-        listed += [slots] if isinstance(slots, str) else list(slots)
-    return [name for name in listed if name not in ("__dict__", "__weakref__")]
 
 
 class Normalized(NamedTuple):

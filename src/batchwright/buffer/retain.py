@@ -272,21 +272,12 @@ def below(noise: U64, n: int) -> NDArray[np.int64]:
     >>> below(np.array([0, 2**63, 2**64 - 1], np.uint64), 10)
     array([0, 5, 9])
     """
-    high, low = noise >> _S32, noise & _LOW
-    n_high, n_low = np.uint64(n >> 32), np.uint64(n & 0xFFFFFFFF)
-    # Schoolbook multiplication in base 2^32; no sum here can pass 2^64.
-    low *= n_low
+    if n >> 32:  # exact, and slow: no buffer has that many rows
+        return np.array([number * n >> 64 for number in noise.tolist()], np.int64)
+    high, low, limit = noise >> _S32, noise & _LOW, np.uint64(n)
+    low *= limit
     low >>= _S32
-    if n_high == 0:
-        high *= n_low
-        high += low
-        high >>= _S32
-        return high.view(np.int64)
-    cross = high * n_low
-    cross += low
-    carry = (noise & _LOW) * n_high
-    carry += cross & _LOW
-    high *= n_high
-    high += cross >> _S32
-    high += carry >> _S32
+    high *= limit
+    high += low
+    high >>= _S32
     return high.view(np.int64)

@@ -22,7 +22,6 @@ from batchwright.buffer.blocks import (
     SlowWrite,
     capacity_for,
     costs,
-    missing_column,
     refuse_write,
 )
 from batchwright.buffer.schema import Columns, Row, Schema, num_rows_of, part_of
@@ -394,7 +393,7 @@ class BufferTable:
             for name, values in columns.items():
                 field = schema.by_name[name]
                 if not field.is_null:
-                    column: Any = changed.get(name) or missing_column(field, place.block)
+                    column: Any = changed.get(name) or place.block.missing_column(field)
                     changed[name] = column.changed(offset[mine], part_of(values, mine), place.block.num_rows)
             if number < len(sealed):
                 self._sealed[sealed[number]] = place._replace(columns=changed)
