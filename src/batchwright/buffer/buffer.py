@@ -188,13 +188,13 @@ class DatasetBuffer(Reads):
                 columns, schema = arrays_to_columns(found.columns, known)
             return self._add(columns, schema, found.kind, retain, by, origin)
 
-    def _known_schema(self, kind: str) -> Schema | None:
-        """The schema that new rows must fit. None for the first rows."""
+    def _known_schema(self, kind: str) -> Schema:
+        """The schema that new rows must fit. Without columns before the first rows."""
         if self.kind is not None and kind != self.kind:
             what = f"this buffer holds {_KINDS[self.kind]}, and this is {_KINDS[kind]}"
             remedy = "a buffer of its own for each kind; or dicts that hold both"
             raise SampleError(what, has=self.kind, got=kind, remedy=remedy)
-        return self._table.schema if len(self._table.schema) else None
+        return self._table.schema
 
     def _check_writer(self) -> None:
         if self._disk is not None:
@@ -279,13 +279,15 @@ class DatasetBuffer(Reads):
         `in_place`: the change overwrites values. An interrupt (Ctrl-C) then takes effect after it, not in its middle.
         """
         contents, now = self._contents, time.time_ns() // 1000
+        saved, kind = contents.table.save(), contents.kind
         if self._disk is not None:
             self._catch_up(self._disk)
             self._disk.write(record(contents.table.number + 1, now))
         try:
-            with contents.or_nothing():
-                result = apply(contents, now)
+            result = apply(contents, now)
         except BaseException:
+            contents.table.restore(saved)
+            contents.kind = kind
             if in_place:  # some rows have their new values already, and the old ones are gone
                 apply(contents, now)
             raise
@@ -306,7 +308,6 @@ class DatasetBuffer(Reads):
             view = self._table.view()
             ids = view.ids_at(view.checked(whole_number(index=index)))
             known = self._known_schema(found.kind)
-            assert known is not None
             for name in found.rows[0]:
                 if name not in known.by_name:
                     refuse_column(name, known, row=0)

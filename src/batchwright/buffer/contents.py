@@ -6,8 +6,7 @@ Opening a folder makes the same changes again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
@@ -145,17 +144,6 @@ class Contents:
         else:
             self.table.replace([self.table.gathered(view, index)], view.schema)
         self.table.number = 1
-
-    @contextmanager
-    def or_nothing(self) -> Iterator[None]:
-        """Undo the changes of the block if it fails. Values that were changed in place are not undone."""
-        saved, kind = self.table.save(), self.kind
-        try:
-            yield
-        except BaseException:
-            self.table.restore(saved)
-            self.kind = kind
-            raise
 
     # Changes
 

@@ -207,7 +207,7 @@ def rows_of(schema: Schema, columns: Columns) -> list[Row]:
 
 
 def arrays_to_columns(arrays: Mapping[str, Any], schema: Schema | None) -> tuple[Columns, Schema]:
-    """Arrays by name as columns. Arrays of numbers and Arrow data are checked and taken whole, not row by row."""
+    """Arrays by name as columns: of this schema, if it has any. Arrays and Arrow data are checked and taken whole."""
     known = schema or Schema()
     if not known:
         check_names(arrays)
