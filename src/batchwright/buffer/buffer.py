@@ -223,7 +223,8 @@ class DatasetBuffer(Reads):
             if disk is not None:
                 self._catch_up(disk)
                 data = codec.encode_columns(table.schema, table.last_put(count))
-                disk.write(codec.Append(table.number + 1, now, data, count, 1.0, "random", None, "dict", None))
+                change = codec.Append(table.number + 1, now, data, count, 1.0, "random", None, "dict", None)
+                disk.folder.journal.write(change.number, codec.encode(change))
             ids = table.accept(count, now)
             if is_over:
                 contents.drop_over()

@@ -162,19 +162,20 @@ def _check_types(values: Sequence[Any], accepted: tuple[type, ...], has: str, re
 
 
 def _numbers(values: Sequence[Any], dtype: np.dtype[Any], shape: tuple[int, ...]) -> Numbers:
-    valid = None
-    if _NONE in set(map(type, values)):
+    valid, kinds = None, set(map(type, values))
+    if _NONE in kinds:
         valid = np.fromiter((value is not None for value in values), bool, len(values))
         nothing = np.zeros(shape, dtype) if shape else dtype.type(0).item()
         values = [nothing if value is None else value for value in values]
+        kinds = set(map(type, values))
     if shape:
         return Numbers(_tensors(values, dtype, shape), valid)
-    return Numbers(_scalars(values, dtype), valid)
+    return Numbers(_scalars(values, kinds, dtype), valid)
 
 
-def _scalars(values: Sequence[Any], dtype: np.dtype[Any]) -> np.ndarray:
+def _scalars(values: Sequence[Any], kinds: set[type], dtype: np.dtype[Any]) -> np.ndarray:
     """Numbers of one dtype that holds each of them exactly; Python's floats are rounded to it."""
-    others = set(map(type, values)) - {dtype.type, _PYTHONS_OWN.get(dtype)}
+    others = kinds - {dtype.type, _PYTHONS_OWN.get(dtype)}
     for kind in others:
         if not _may_become(kind, dtype):
             wrong = next(value for value in values if type(value) is kind)
