@@ -179,7 +179,7 @@ def _row(sample: Any) -> Row:
         return dict(members)
     if isinstance(sample, Mapping):
         return dict(sample)
-    row = object.__getstate__(sample)
+    row: Any = object.__getstate__(sample)
     if isinstance(row, tuple):  # of a class with slots
         in_dict, in_slots = row
         row = {**in_slots, **(in_dict or {})}
@@ -187,7 +187,7 @@ def _row(sample: Any) -> Row:
         what = f"an object without attributes is not a sample: {describe(sample)}"
         remedy = f"a dict, or @register_normalizer({type(sample).__name__})"
         raise Misfit(what, got=describe(sample), remedy=remedy, kind=SampleTypeError)
-    return dict(row)
+    return {**row}
 
 
 def _remedy_of(sample: Any) -> str | None:
