@@ -106,14 +106,19 @@ def check_by(by: Any, numeric: Collection[str], others: Collection[str], *, para
         remedy = f"a column of numbers (NaN where one is not known yet), or {use_named}"
     else:
         what = f"{parameter}={by!r} is neither a strategy nor a column that rows have"
+        near = _nearest(by, column, named, numeric)
         remedy = f"{use_named}; or add the column: buffer.set(buffer.ids, {column}=values)"
-        near = suggest(by, [*named, *numeric]) or suggest(column, numeric)
-        if near in numeric and by != column:
-            near = f"-{near}"
         if near is not None:
             remedy = f"{parameter}={near!r}"
     strategies, columns = ", ".join(map(repr, named)), ", ".join(map(repr, numeric)) or "none of numbers"
     raise SpecError(what, parameter=parameter, strategies=strategies, columns=columns, remedy=remedy)
+
+
+def _nearest(by: str, column: str, named: Collection[str], numeric: Collection[str]) -> str | None:
+    near = suggest(by, [*named, *numeric]) or suggest(column, numeric)
+    if near in numeric and by != column:
+        return f"-{near}"
+    return near
 
 
 def column_of(by: str) -> str | None:
