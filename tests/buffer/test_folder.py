@@ -53,7 +53,7 @@ def numbers_in(path: Path) -> list[int]:
 
 def test_a_new_folder_has_a_pointer_an_empty_journal_and_a_lock(folder):
     assert files(folder.path) == [POINTER, "journal-000000000001.log", "writer.lock"]
-    assert folder.read_checkpoint() is None
+    assert folder.read(lambda document, journal: document) is None
     assert folder.read_versions() == []
     assert folder.journal.last_number == 0
 
@@ -99,13 +99,13 @@ def test_a_reader_cannot_write(folder):
     with refused(SpecError, folder=folder.path):
         reader.write_checkpoint(0, {})
     with refused(SpecError, folder=folder.path):
-        reader.write_block(0, {}, Schema(), {})
+        reader.write_block(0, {}, {})
 
 
 def test_what_killed_writers_left_is_removed_and_what_others_put_there_is_not(folder):
-    kept = folder.write_block(0, small(1), SMALL, {})
-    also_kept = folder.write_block(1, small(2), SMALL, {})
-    folder.write_block(2, small(3), SMALL, {})
+    kept = folder.write_block(0, small(1), {})
+    also_kept = folder.write_block(1, small(2), {})
+    folder.write_block(2, small(3), {})
     folder.write_version(1, {"segments": [{"file": kept}]})
     folder.write_checkpoint(0, {"deep": {"er": [[also_kept]]}})
     folder.close()
@@ -152,7 +152,7 @@ def test_a_child_cannot_write_and_does_not_keep_the_lock(folder):
 
 def test_a_block_comes_back_with_all_kinds_of_columns(folder):
     extra = {"ids": np.arange(7), "live": np.array([0, 2]), "none": np.zeros(0, np.int64)}
-    columns, found = folder.map_block(folder.write_block(3, ALL, SCHEMA, extra), SCHEMA)
+    columns, found = folder.map_block(folder.write_block(3, ALL, extra), SCHEMA)
     same(columns, ALL)
     assert {name: array.tolist() for name, array in found.items()} == {"ids": [*range(7)], "live": [0, 2], "none": []}
     assert all(array.dtype == np.int64 and not array.flags.writeable for array in found.values())
@@ -169,7 +169,7 @@ def test_numbers_of_a_block_are_mapped_where_numpy_can_read_them_and_read_only(f
         if isinstance(column, Numbers)
     }
     extra = {"ids": np.arange(num_rows), "live": np.arange(num_rows // 2 + 1)}
-    found, mapped = folder.map_block(folder.write_block(0, columns, SCHEMA, extra), SCHEMA)
+    found, mapped = folder.map_block(folder.write_block(0, columns, extra), SCHEMA)
     for array in (*(column.values for column in found.values()), *mapped.values()):
         assert array.flags.aligned
         assert not array.flags.writeable
@@ -179,27 +179,27 @@ def test_numbers_of_a_block_are_mapped_where_numpy_can_read_them_and_read_only(f
 
 
 def test_a_block_stays_mapped_after_its_file_is_gone(folder):
-    columns, _ = folder.map_block(folder.write_block(0, small(5), SMALL, {}), SMALL)
+    columns, _ = folder.map_block(folder.write_block(0, small(5), {}), SMALL)
     folder.remove_blocks(folder.unused())
     assert files(folder.path / "blocks") == []
     assert columns["x"].values.tolist() == [5]
 
 
 def test_a_block_can_have_some_columns_or_none(folder):
-    columns, extra = folder.map_block(folder.write_block(0, {}, SCHEMA, {"live": np.arange(3)}), SCHEMA)
+    columns, extra = folder.map_block(folder.write_block(0, {}, {"live": np.arange(3)}), SCHEMA)
     assert columns == {}
     assert extra["live"].tolist() == [0, 1, 2]
-    columns, extra = folder.map_block(folder.write_block(0, {"int64": ALL["int64"]}, SCHEMA, {}), SCHEMA)
+    columns, extra = folder.map_block(folder.write_block(0, {"int64": ALL["int64"]}, {}), SCHEMA)
     assert (list(columns), extra) == (["int64"], {})
-    assert folder.map_block(folder.write_block(0, {}, SCHEMA, {}), SCHEMA) == ({}, {})
+    assert folder.map_block(folder.write_block(0, {}, {}), SCHEMA) == ({}, {})
 
 
 def test_blocks_of_one_serial_number_have_names_of_their_own(folder):
-    assert len({folder.write_block(7, small(n), SMALL, {}) for n in range(3)}) == 3
+    assert len({folder.write_block(7, small(n), {}) for n in range(3)}) == 3
 
 
 def test_unused_blocks_are_removed_and_those_that_are_named_are_not(folder):
-    names = [folder.write_block(n, small(n), SMALL, {}) for n in range(4)]
+    names = [folder.write_block(n, small(n), {}) for n in range(4)]
     folder.write_checkpoint(0, {"blocks": [names[0]]})
     folder.write_version(1, {"blocks": [names[1]]})
     assert folder.unused() == {*names[2:]}
@@ -212,7 +212,7 @@ def test_unused_blocks_are_removed_and_those_that_are_named_are_not(folder):
 
 def test_a_block_with_flipped_bytes_is_refused_by_name_or_has_valid_values(folder):
     some = {name: ALL[name] for name in ("int64", "some points", "booleans", "text", "lists", "structs", "words")}
-    name = folder.write_block(0, some, SCHEMA, {"ids": np.arange(4)})
+    name = folder.write_block(0, some, {"ids": np.arange(4)})
     path = folder.path / "blocks" / name
     whole = path.read_bytes()
     refused = []
@@ -235,7 +235,7 @@ def test_a_block_with_flipped_bytes_is_refused_by_name_or_has_valid_values(folde
 
 @pytest.mark.parametrize("size", [0, 7, 100, -1, -100])
 def test_a_block_that_was_cut_short_is_refused_by_name(folder, size):
-    name = folder.write_block(0, ALL, SCHEMA, {})
+    name = folder.write_block(0, ALL, {})
     path = folder.path / "blocks" / name
     os.truncate(path, size if size >= 0 else path.stat().st_size + size)
     with refused(StoreError, file=path):
@@ -260,7 +260,7 @@ def test_a_block_that_is_not_there_or_not_inside_is_refused(folder, name, where)
     [(Field("x", pa.float64()), "int64, not double"), (Field("y", pa.int64()), "'column:x' is not in the schema")],
 )
 def test_a_block_that_is_not_as_the_schema_says_is_refused(folder, field, reason):
-    name = folder.write_block(0, small(1), SMALL, {})
+    name = folder.write_block(0, small(1), {})
     with refused(StoreError, reason=reason):
         folder.map_block(name, Schema((field,)))
 
@@ -286,7 +286,7 @@ def test_a_checkpoint_twice_after_the_same_change_is_the_second_one(folder):
     folder.write_checkpoint(1, {"numbers": [1], "try": 1})
     folder.write_checkpoint(1, {"numbers": [1], "try": 2})
     folder.journal.write(2, b"two")
-    assert folder.read_checkpoint() == {"numbers": [1], "try": 2}
+    assert folder.read(lambda document, journal: document) == {"numbers": [1], "try": 2}
     assert numbers_in(folder.path) == [1, 2]
 
 
@@ -359,17 +359,17 @@ def test_a_disk_that_is_full_leaves_the_checkpoint_before(folder, monkeypatch):
     for call in (
         lambda: folder.write_checkpoint(1, {}),
         lambda: folder.write_version(1, {}),
-        lambda: folder.write_block(0, small(1), SMALL, {}),
+        lambda: folder.write_block(0, small(1), {}),
     ):
         with refused(OutOfSpaceError, folder=folder.path):
             call()
     assert files(folder.path) == before
-    assert folder.read_checkpoint() == {"numbers": []}
+    assert folder.read(lambda document, journal: document) == {"numbers": []}
 
 
 @pytest.mark.parametrize("name", [POINTER, "checkpoints/000000000001.json", "versions/00000001.json"])
 def test_a_document_with_a_flipped_byte_is_refused_by_name_and_nothing_is_removed(folder, name):
-    folder.write_block(0, small(1), SMALL, {})
+    folder.write_block(0, small(1), {})
     folder.journal.write(1, b"one")
     folder.write_checkpoint(1, {"numbers": [1]})
     folder.write_version(1, {"numbers": [1]})
@@ -428,7 +428,7 @@ def test_a_reader_sees_whole_states_while_checkpoints_replace_each_other(folder)
     for number in range(1, 61):
         folder.journal.write(number, b"x")
         if number % 2 == 0:
-            folder.write_checkpoint(number, {"block": folder.write_block(number, small(number), SMALL, {})})
+            folder.write_checkpoint(number, {"block": folder.write_block(number, small(number), {})})
             folder.remove_blocks(folder.unused())
     done.append(True)
     thread.join()

@@ -21,8 +21,7 @@ import pytest
 from batchwright.base.errors import SampleError, SampleTypeError
 from batchwright.buffer import normalize as module
 from batchwright.buffer.arrow import to_arrow
-from batchwright.buffer.normalize import normalize, register_normalizer
-from batchwright.buffer.tables import columns_to_extend
+from batchwright.buffer.normalize import columns_to_extend, normalize, register_normalizer
 from batchwright.buffer.values import arrays_to_columns
 from refusals import refused
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from batchwright.base.errors import SpecError
 from batchwright.base.seeds import mix64
 from batchwright.buffer.retain import below, check_by, choose, column_of, drop, keep, kept_count
+from batchwright.buffer.schema import Numbers
 from refusals import refused
 
 KEYS = st.integers(0, 2**64 - 1)
@@ -122,7 +123,7 @@ def test_a_buffer_without_columns_of_numbers_says_so():
 
 def test_a_column_may_have_a_sign_and_a_strategy_may_not():
     assert [column_of(by) for by in ("latest", "oldest", "random")] == [None, None, None]
-    assert [column_of(by) for by in ("x", "-x", "-latest")] == [("x", False), ("x", True), ("latest", True)]
+    assert [column_of(by) for by in ("x", "-x", "-latest")] == ["x", "x", "latest"]
 
 
 @given(st.data(), st.integers(0, 300), KEYS)
@@ -205,55 +206,55 @@ def test_the_latest_and_the_oldest_are_slices():
 @pytest.mark.parametrize("by", ["latest", "oldest", "random", "x", "-x"])
 def test_all_and_none_can_be_kept(by):
     values = np.array([3.0, np.nan, 1.0])
-    assert rows(keep(3, 3, by, values, seed=0, number=1), 3) == [0, 1, 2]
-    assert rows(keep(3, 0, by, values, seed=0, number=1), 3) == []
+    assert rows(keep(3, 3, by, Numbers(values), seed=0, number=1), 3) == [0, 1, 2]
+    assert rows(keep(3, 0, by, Numbers(values), seed=0, number=1), 3) == []
 
 
 @pytest.mark.parametrize("by", ["oldest", "random", "x", "-x"])
 def test_all_and_none_can_be_dropped(by):
     values = np.array([3.0, np.nan, 1.0])
-    assert rows(drop(3, 3, by, values, seed=0, number=1), 3) == [0, 1, 2]
-    assert rows(drop(3, 0, by, values, seed=0, number=1), 3) == []
+    assert rows(drop(3, 3, by, Numbers(values), seed=0, number=1), 3) == [0, 1, 2]
+    assert rows(drop(3, 0, by, Numbers(values), seed=0, number=1), 3) == []
 
 
 def test_a_column_keeps_the_smallest_and_with_a_minus_the_largest():
     loss = np.array([0.5, 0.1, 0.9, 0.3])
-    assert rows(keep(4, 2, "loss", loss, seed=0, number=1), 4) == [1, 3]
-    assert rows(keep(4, 2, "-loss", loss, seed=0, number=1), 4) == [0, 2]
+    assert rows(keep(4, 2, "loss", Numbers(loss), seed=0, number=1), 4) == [1, 3]
+    assert rows(keep(4, 2, "-loss", Numbers(loss), seed=0, number=1), 4) == [0, 2]
 
 
 def test_a_column_drops_the_smallest_and_with_a_minus_the_largest():
     loss = np.array([0.5, 0.1, 0.9, 0.3])
-    assert rows(drop(4, 2, "loss", loss, seed=0, number=1), 4) == [1, 3]
-    assert rows(drop(4, 2, "-loss", loss, seed=0, number=1), 4) == [0, 2]
+    assert rows(drop(4, 2, "loss", Numbers(loss), seed=0, number=1), 4) == [1, 3]
+    assert rows(drop(4, 2, "-loss", Numbers(loss), seed=0, number=1), 4) == [0, 2]
 
 
 def test_of_equal_values_the_newer_stay():
     same = np.array([1, 1, 1, 1])
-    assert rows(keep(4, 3, "x", same, seed=0, number=1), 4) == [1, 2, 3]
-    assert rows(keep(4, 2, "-x", same, seed=0, number=1), 4) == [2, 3]
-    assert rows(drop(4, 1, "x", same, seed=0, number=1), 4) == [0]
-    assert rows(drop(4, 2, "-x", same, seed=0, number=1), 4) == [0, 1]
+    assert rows(keep(4, 3, "x", Numbers(same), seed=0, number=1), 4) == [1, 2, 3]
+    assert rows(keep(4, 2, "-x", Numbers(same), seed=0, number=1), 4) == [2, 3]
+    assert rows(drop(4, 1, "x", Numbers(same), seed=0, number=1), 4) == [0]
+    assert rows(drop(4, 2, "-x", Numbers(same), seed=0, number=1), 4) == [0, 1]
 
 
 def test_null_and_nan_go_first_and_the_older_of_them_before_the_newer():
     values, valid = np.array([5.0, np.nan, 1.0, 7.0]), np.array([True, True, True, False])
-    assert rows(keep(4, 2, "x", values, valid, seed=0, number=1), 4) == [0, 2]
-    assert rows(keep(4, 3, "-x", values, valid, seed=0, number=1), 4) == [0, 2, 3]
-    assert rows(drop(4, 1, "x", values, valid, seed=0, number=1), 4) == [1]
-    assert rows(drop(4, 3, "-x", values, valid, seed=0, number=1), 4) == [0, 1, 3]
+    assert rows(keep(4, 2, "x", Numbers(values, valid), seed=0, number=1), 4) == [0, 2]
+    assert rows(keep(4, 3, "-x", Numbers(values, valid), seed=0, number=1), 4) == [0, 2, 3]
+    assert rows(drop(4, 1, "x", Numbers(values, valid), seed=0, number=1), 4) == [1]
+    assert rows(drop(4, 3, "-x", Numbers(values, valid), seed=0, number=1), 4) == [0, 1, 3]
 
 
 @pytest.mark.parametrize("by", ["x", "-x"])
 def test_one_row_to_go_is_the_first_nan_if_there_is_one(by):
-    assert rows(drop(4, 1, by, np.array([5.0, np.nan, 1.0, np.nan]), seed=0, number=1), 4) == [1]
+    assert rows(drop(4, 1, by, Numbers(np.array([5.0, np.nan, 1.0, np.nan])), seed=0, number=1), 4) == [1]
 
 
 @pytest.mark.parametrize("dtype", [np.int64, np.uint64])
 def test_large_integers_are_compared_exactly(dtype):
     near = np.array([2**62 + 1, 2**62, 2**62 + 2, 2**62 + 3], dtype)  # all equal as floats
-    assert rows(keep(4, 2, "x", near, seed=0, number=1), 4) == [0, 1]
-    assert rows(drop(4, 2, "-x", near, seed=0, number=1), 4) == [2, 3]
+    assert rows(keep(4, 2, "x", Numbers(near), seed=0, number=1), 4) == [0, 1]
+    assert rows(drop(4, 2, "-x", Numbers(near), seed=0, number=1), 4) == [2, 3]
 
 
 COLUMNS = st.sampled_from(["f2", "f4", "f8", "i1", "i8", "u1", "u8", "?"])
@@ -279,7 +280,7 @@ def test_rows_go_in_the_order_of_the_rule(column, largest):
         return (0, 0, row) if missing else (1, -float(values[row]) if largest else float(values[row]), row)
 
     by_rule = sorted(sorted(range(len(values)), key=rank)[:count])
-    gone = drop(len(values), count, "-x" if largest else "x", values, valid, seed=0, number=1)
+    gone = drop(len(values), count, "-x" if largest else "x", Numbers(values, valid), seed=0, number=1)
     assert rows(gone, len(values)) == by_rule
 
 
@@ -288,8 +289,8 @@ def test_what_is_kept_by_one_sign_is_what_dropping_by_the_other_leaves(column):
     values, valid, count = column
     n = len(values)
     for kept_by, dropped_by in (("x", "-x"), ("-x", "x")):
-        kept = rows(keep(n, count, kept_by, values, valid, seed=0, number=1), n)
-        gone = rows(drop(n, n - count, dropped_by, values, valid, seed=0, number=1), n)
+        kept = rows(keep(n, count, kept_by, Numbers(values, valid), seed=0, number=1), n)
+        gone = rows(drop(n, n - count, dropped_by, Numbers(values, valid), seed=0, number=1), n)
         assert sorted(kept + gone) == list(range(n))
         assert kept == sorted(kept)
 
@@ -298,8 +299,8 @@ def test_what_is_kept_by_one_sign_is_what_dropping_by_the_other_leaves(column):
 def test_values_are_left_as_they_were(column):
     values, valid, count = column
     before = values.tobytes(), None if valid is None else valid.tobytes()
-    drop(len(values), count, "x", values, valid, seed=0, number=1)
-    keep(len(values), count, "x", values, valid, seed=0, number=1)
+    drop(len(values), count, "x", Numbers(values, valid), seed=0, number=1)
+    keep(len(values), count, "x", Numbers(values, valid), seed=0, number=1)
     assert before == (values.tobytes(), None if valid is None else valid.tobytes())
 
 

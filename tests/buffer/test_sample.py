@@ -278,8 +278,8 @@ def test_priorities_leave_the_column_as_it_was():
         ([1.0, 0.0, np.nan], None, 2, "nan"),
         ([np.inf, 0.0, np.nan], None, 0, "inf"),
         ([-1, 5, -1], [False, True, True], 2, -1),
-        ([0.0, 0.0, 0.0], None, 0, 0),
-        ([4.0, 4.0, 4.0], [False, False, False], 0, 0),
+        ([0.0, 0.0, 0.0], None, None, 0),
+        ([4.0, 4.0, 4.0], [False, False, False], None, 0),
         ([], None, None, 0),
     ],
 )

@@ -16,8 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchwright.base.errors import SampleError
-from batchwright.buffer.arrow import from_arrow, pylist, to_arrow
-from batchwright.buffer.compare import equal_rows
+from batchwright.buffer.arrow import equal_rows, from_arrow, pylist, to_arrow
 from batchwright.buffer.plain_values import DTYPES
 from batchwright.buffer.schema import Field, Numbers, Schema
 from batchwright.buffer.values import (

@@ -2,8 +2,8 @@
 
 from batchwright.buffer.batch import RowBatch
 from batchwright.buffer.buffer import DatasetBuffer
+from batchwright.buffer.contents import BufferDiff, VersionInfo
 from batchwright.buffer.normalize import register_normalizer
 from batchwright.buffer.reads import BufferVersion
-from batchwright.buffer.versions import BufferDiff, VersionInfo
 
 __all__ = ["BufferDiff", "BufferVersion", "DatasetBuffer", "RowBatch", "VersionInfo", "register_normalizer"]

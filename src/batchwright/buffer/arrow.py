@@ -1,4 +1,7 @@
-"""Columns as Arrow arrays and back, and as Python values. Numbers that Arrow and NumPy lay out alike are not copied."""
+"""Columns as Arrow arrays and back, as Python values and as a `datasets.Dataset`, and whether they are equal.
+
+Numbers that Arrow and NumPy lay out alike are not copied.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,35 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from batchwright.buffer.arrow_types import holds, is_bytes, is_tensor, is_text, numbers_of, plain_type, types_inside
+from batchwright.base.errors import MissingExtraError
 from batchwright.buffer.plain_values import Misfit
-from batchwright.buffer.schema import Columns, Field, Numbers, Schema, Values
+from batchwright.buffer.schema import (
+    Columns,
+    Field,
+    Numbers,
+    Schema,
+    Values,
+    holds,
+    is_bytes,
+    is_tensor,
+    is_text,
+    numbers_of,
+    plain_type,
+    types_inside,
+)
+from batchwright.columns.arrays import tensors_to_numpy
 
-__all__ = ["as_table", "as_tensors", "from_arrow", "joined", "pylist", "to_arrow"]
+__all__ = [
+    "as_table",
+    "as_tensors",
+    "equal_rows",
+    "from_arrow",
+    "has_value",
+    "joined",
+    "pylist",
+    "to_arrow",
+    "to_dataset",
+]
 
 
 def to_arrow(field: Field, values: Values) -> pa.Array:
@@ -66,17 +93,17 @@ def joined(array: pa.Array | pa.ChunkedArray) -> pa.Array:
 
 
 def _decoded(array: pa.Array) -> pa.Array:
-    """The array in a layout that Arrow's casts know: they take no runs and no views in dictionaries."""
-    kind = array.type
-    if pa.types.is_dictionary(kind):
-        return pa.DictionaryArray.from_arrays(array.indices, _decoded(array.dictionary)).dictionary_decode()
-    if pa.types.is_run_end_encoded(kind):
-        return pc.run_end_decode(array)
-    if pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):
-        return array.cast(plain_type(kind))
-    if pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind):
-        return pa.array(array.to_pylist(), plain_type(kind))  # Arrow's cast breaks lists that are null
-    return array
+    """The array without dictionaries, runs and views."""
+    kind = plain_type(array.type)
+    if kind == array.type or is_tensor(kind):
+        return array
+    is_view = pa.types.is_list_view(array.type) or pa.types.is_large_list_view(array.type)
+    if not is_view:  # Arrow's cast breaks views of lists that are null
+        try:
+            return array.cast(kind)
+        except pa.ArrowNotImplementedError:  # runs, views in dictionaries
+            pass
+    return pa.array(array.to_pylist(), kind)
 
 
 def _cast(array: pa.Array, kind: pa.DataType) -> pa.Array:
@@ -118,22 +145,6 @@ def as_tensors(array: pa.Array) -> Numbers | None:
         kind = kind.value_type
     if numbers_of(kind) is None or is_tensor(kind) or not prod(shape) or not shape:
         return None
-    return _stacked(array, tuple(shape))
-
-
-def _of_tensors(array: pa.Array) -> Numbers:
-    kind = array.type
-    found = _stacked(array.storage, (kind.storage_type.list_size,))
-    if found is None:
-        raise Misfit("a tensor with a null inside", remedy="NaN where a number is missing, or a list column")
-    values = found.values.reshape(len(array), *kind.shape)
-    if kind.permutation is not None:
-        values = values.transpose(0, *(axis + 1 for axis in kind.permutation))
-    return Numbers(values, found.valid)
-
-
-def _stacked(array: pa.Array, shape: tuple[int, ...]) -> Numbers | None:
-    """Lists of this shape as an array [rows, *shape]. None if something inside a row is missing."""
     flat, valid, num_valid = array, _valid(array), len(array) - array.null_count
     for _ in shape:
         flat = flat.flatten()  # which leaves out lists that are null
@@ -145,6 +156,12 @@ def _stacked(array: pa.Array, shape: tuple[int, ...]) -> Numbers | None:
     values = np.zeros((len(array), *shape), known.dtype)
     values[valid] = known
     return Numbers(values, valid)
+
+
+def _of_tensors(array: pa.Array) -> Numbers:
+    if array.storage.flatten().null_count:  # which leaves out tensors that are null
+        raise Misfit("a tensor with a null inside", remedy="NaN where a number is missing, or a list column")
+    return Numbers(tensors_to_numpy(array), _valid(array))
 
 
 def _valid(array: pa.Array) -> NDArray[np.bool_] | None:
@@ -194,3 +211,89 @@ def _offsets(array: pa.Array) -> list[int]:
     if pa.types.is_fixed_size_list(array.type):
         return [(array.offset + row) * array.type.list_size for row in range(len(array) + 1)]
     return array.offsets.to_pylist()  # type: ignore[no-any-return]
+
+
+# Comparison: null equals null, and NaN equals NaN
+
+
+def equal_rows(values: Values, others: Values) -> NDArray[np.bool_]:
+    """The mask of equal rows of two columns. The second one may be a single row, which all rows are compared with."""
+    there, others_there = has_value(values), has_value(others)
+    if isinstance(values, Numbers) and isinstance(others, Numbers):
+        equal = _equal_numbers(values.values, others.values)
+    elif isinstance(values, Numbers) or isinstance(others, Numbers):
+        equal = np.zeros(len(there), bool)  # the type of one of them is not known: it has no values
+    else:
+        equal = _equal_arrays(values, others)
+    return (equal & there & others_there) | ~(there | others_there)
+
+
+def has_value(values: Values) -> NDArray[np.bool_]:
+    if isinstance(values, Numbers):
+        return values.has_value
+    return values.is_valid().to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
+
+
+def _equal_numbers(values: NDArray[Any], others: NDArray[Any]) -> NDArray[np.bool_]:
+    same: NDArray[np.bool_] = np.asarray(values == others)
+    if values.dtype.kind == "f":
+        same |= np.isnan(values) & np.isnan(others)
+    return np.asarray(same.all(axis=tuple(range(1, same.ndim))))
+
+
+def _equal_arrays(values: pa.Array, others: pa.Array) -> NDArray[np.bool_]:
+    is_single = len(others) == 1 != len(values)
+    if not pa.types.is_nested(values.type) and not isinstance(values.type, pa.BaseExtensionType):
+        try:
+            equal = pc.equal(values, others[0] if is_single else others)
+            return equal.fill_null(False).to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
+        except pa.ArrowNotImplementedError:
+            pass  # types that Arrow does not compare: as Python values
+    listed = pylist(others)
+    if is_single:
+        listed *= len(values)
+    return np.fromiter(map(_is_equal, pylist(values), listed), bool, len(values))
+
+
+def _is_equal(value: Any, other: Any) -> bool:
+    """Whether two Python values of one column are the same."""
+    if type(value) is not type(other):
+        return False
+    if isinstance(value, np.ndarray):
+        return np.array_equal(value, other, equal_nan=value.dtype.kind == "f")
+    if isinstance(value, dict):
+        return value.keys() == other.keys() and all(_is_equal(value[name], other[name]) for name in value)
+    if isinstance(value, list):
+        return len(value) == len(other) and all(map(_is_equal, value, other))
+    return bool(value == other or (value != value and other != other))
+
+
+# Datasets
+
+
+def to_dataset(table: pa.Table) -> Any:
+    """Rows as a Dataset: `float32[84]` is `List(Value("float32"), length=84)` there."""
+    try:
+        from datasets import Dataset
+    except ImportError as error:
+        raise MissingExtraError(
+            "to_hf_dataset needs the package datasets", remedy="pip install 'datasets>=3'"
+        ) from error
+    columns = {name: _as_lists(joined(table.column(name))) for name in table.column_names}
+    return Dataset(pa.table(columns))
+
+
+def _as_lists(array: pa.Array) -> pa.Array:
+    """An array without tensors: each becomes lists of a fixed length, over the same memory."""
+    kind, count = array.type, len(array)
+    if isinstance(kind, pa.FixedShapeTensorType):
+        size = kind.storage_type.list_size
+        inner = array.storage.values.slice(array.storage.offset * size, count * size)
+        for length in reversed(kind.shape[1:]):
+            inner = pa.FixedSizeListArray.from_arrays(inner, length)
+        return pa.FixedSizeListArray.from_arrays(inner, kind.shape[0], mask=array.storage.is_null())
+    if pa.types.is_struct(kind):
+        children = [_as_lists(array.field(number)) for number in range(kind.num_fields)]
+        fields = [field.with_type(child.type) for field, child in zip(kind, children, strict=True)]
+        return pa.StructArray.from_arrays(children, fields=fields, mask=array.is_null())
+    return array

@@ -13,7 +13,7 @@ from batchwright.batches.frameworks import Movable, adapter, adapter_of
 from batchwright.buffer.arrow import as_table, pylist
 from batchwright.buffer.schema import Columns, Numbers, Schema
 
-__all__ = ["RowBatch", "converted", "filled"]
+__all__ = ["RowBatch", "converted"]
 
 Metadata = dict[str, Any] | Callable[[], dict[str, Any]]
 
@@ -148,7 +148,7 @@ class RowBatch(Movable):
         return {**self.__dict__, "_metadata": self.metadata}  # made now: its maker may not travel
 
     def __repr__(self) -> str:
-        return f"RowBatch({len(self)} rows: {', '.join(f'{field.name} {field}' for field in self.schema)})"
+        return f"RowBatch({len(self)} rows: {self.schema})"
 
 
 def filled(column: Numbers) -> NDArray[Any]:

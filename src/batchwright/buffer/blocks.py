@@ -26,9 +26,9 @@ __all__ = [
     "Segment",
     "SlowWrite",
     "capacity_for",
+    "column_of_values",
     "costs",
     "missing",
-    "missing_column",
     "refuse_write",
 ]
 
@@ -81,7 +81,7 @@ def capacity_for(num_rows: int, schema: Schema, at_least: int) -> int:
 class NumberColumn:
     """Numbers of one type and shape: values [capacity, *shape], and the mask of rows that have one (None: all)."""
 
-    __slots__ = ("address", "edition", "row_bytes", "shared", "valid", "values")
+    __slots__ = ("__weakref__", "address", "edition", "row_bytes", "shared", "valid", "values")
 
     def __init__(self, values: NDArray[Any], valid: NDArray[np.bool_] | None = None, *, shared: bool = False) -> None:
         self.values: NDArray[Any] = values
@@ -168,7 +168,7 @@ class NumberColumn:
 class ArrowColumn:
     """Values of any Arrow type. Pieces are joined as they come; the values themselves never change."""
 
-    __slots__ = ("_levels", "_pending", "_pieces", "shared", "type")
+    __slots__ = ("__weakref__", "_pending", "_pieces", "shared", "type")
 
     edition = 0
 
@@ -176,10 +176,9 @@ class ArrowColumn:
         self.type: pa.DataType = kind
         self.shared: bool = False
         self._pieces: list[pa.Array] = []
-        self._levels: list[int] = []
         self._pending: list[Any] = []
         if values is not None and len(values):
-            self._pieces, self._levels = [values], [_level(len(values))]
+            self._pieces = [values]
 
     @property
     def num_rows(self) -> int:
@@ -207,9 +206,8 @@ class ArrowColumn:
             if first <= num_rows:
                 del self._pending[num_rows - first :]
                 return
-            rest = _rows(self._pieces, 0, num_rows, self.type)
-            pieces, levels = [rest][:num_rows], [_level(num_rows)][:num_rows]
-            self._pieces, self._levels, self._pending = pieces, levels, []
+            rest = [_rows(self._pieces, 0, num_rows, self.type)]
+            self._pieces, self._pending = rest[:num_rows], []
 
     def last_put(self, start: int, stop: int) -> pa.Array:
         return pa.array(self._pending[start - stop :], self.type)
@@ -217,7 +215,7 @@ class ArrowColumn:
     def write(self, start: int, values: pa.Array) -> None:
         self.flush()
         with _pieces_lock:
-            self._pieces, self._levels = self._with(values)
+            self._pieces = self._with(values)
 
     def write_missing(self, start: int, count: int) -> None:
         self.write(start, pa.nulls(count, self.type))
@@ -232,22 +230,20 @@ class ArrowColumn:
             wanted = len(self._pending) if num_rows is None else num_rows - sum(map(len, self._pieces))
             if wanted > 0:
                 waiting = self._pending[:wanted]
-                pieces, levels, count = *self._with(pa.array(waiting, self.type)), len(waiting)
+                pieces, count = self._with(pa.array(waiting, self.type)), len(waiting)
                 # No function is called between these, so an interrupt or another thread sees all of the change or none.
-                self._pieces, self._levels = pieces, levels
+                self._pieces = pieces
                 del self._pending[:count]
 
-    def _with(self, values: pa.Array) -> tuple[list[pa.Array], list[int]]:
-        """(pieces, levels) with more values."""
+    def _with(self, values: pa.Array) -> list[pa.Array]:
+        """The pieces, with more values."""
         if not len(values):
-            return self._pieces, self._levels
-        pieces, levels = [*self._pieces, values], [*self._levels, _level(len(values))]
+            return self._pieces
+        pieces = [*self._pieces, values]
         costs.written += values.nbytes
-        while len(levels) >= _FAN and len(set(levels[-_FAN:])) == 1 and _can_join(pieces[-_FAN:]):
-            joined = pa.concat_arrays(pieces[-_FAN:])
-            costs.copied += joined.nbytes
-            pieces[-_FAN:], levels[-_FAN:] = [joined], [levels[-1] + 1]
-        return pieces, levels
+        while len(pieces) >= _FAN and _can_join(pieces[-_FAN:]):
+            pieces[-_FAN:] = [_joined(pieces[-_FAN:])]
+        return pieces
 
     def pieces(self, num_rows: int) -> list[pa.Array]:
         """The first rows, and perhaps more, in a few arrays."""
@@ -261,10 +257,9 @@ class ArrowColumn:
 
     def seal(self) -> None:
         """No more rows will come: one piece from now on."""
-        if len(pieces := self.pieces(self.num_rows)) > 1 and _can_join(pieces):
-            joined = pa.concat_arrays(pieces)
-            costs.copied += joined.nbytes
-            self._pieces, self._levels = [joined], [_level(len(joined))]
+        pieces = self.pieces(self.num_rows)
+        if len(pieces) > 1 and _is_one_piece(pieces):
+            self._pieces = [_joined(pieces)]
 
     def changed(self, rows: NDArray[np.int64], values: pa.Array, num_rows: int) -> ArrowColumn:
         """A column in which some rows have new values."""
@@ -301,12 +296,24 @@ def _rows(pieces: list[pa.Array], start: int, stop: int, kind: pa.DataType) -> p
     return pa.concat_arrays(found or [pa.nulls(0, kind)])
 
 
+def _joined(pieces: list[pa.Array]) -> pa.Array:
+    joined = pa.concat_arrays(pieces)
+    costs.copied += joined.nbytes
+    return joined
+
+
 def _can_join(pieces: list[pa.Array]) -> bool:
+    """Whether pieces are of about one length: the same power of `_FAN`."""
+    level = _level(len(pieces[0]))
+    return all(_level(len(piece)) == level for piece in pieces) and _is_one_piece(pieces)
+
+
+def _is_one_piece(pieces: list[pa.Array]) -> bool:
     return bool(sum(piece.nbytes for piece in pieces) <= _LARGEST_PIECE_BYTES)
 
 
 def _level(num_rows: int) -> int:
-    return max(num_rows.bit_length() - 1, 0) // (_FAN.bit_length() - 1)
+    return (num_rows.bit_length() - 1) // (_FAN.bit_length() - 1)
 
 
 Column = NumberColumn | ArrowColumn
@@ -318,7 +325,9 @@ class RowBlock:
     A column that is not in `columns` is null in every row.
     """
 
-    __slots__ = ("_is_ascending", "capacity", "columns", "first_id", "ids", "ledger", "num_rows", "serial")
+    __slots__ = (
+        *("__weakref__", "_is_ascending", "capacity", "columns", "first_id", "ids", "ledger", "num_rows", "serial"),
+    )
 
     edition = 0
     """The edition of its ledger, as columns have one. Existing entries do not change."""
@@ -352,18 +361,22 @@ class RowBlock:
         """The column. It is made if missing, with null in the rows so far."""
         column = self.columns.get(field.name)
         if column is None:
-            column = missing_column(field, self)
+            column = self.missing_column(field)
             self.columns = {**self.columns, field.name: column}  # a new dict: versions hold the old one
+        return column
+
+    def missing_column(self, field: Field) -> Column:
+        """A column that is null in all rows."""
+        if field.numbers is None:
+            return ArrowColumn(field.type, pa.nulls(self.num_rows, field.type))
+        column = NumberColumn(rows_apart(self.capacity, *field.numbers))
+        if self.num_rows:
+            column.write_missing(0, self.num_rows)
         return column
 
     def seal(self) -> None:
         for column in self.columns.values():
             column.seal()
-
-    def take_back(self) -> None:
-        """Forget rows that were written and not counted."""
-        for column in self.columns.values():
-            column.take_back(self.num_rows)
 
     def ids_of(self, offsets: NDArray[np.int64]) -> NDArray[np.int64]:
         return offsets + self.first_id if self.ids is None else self.ids[offsets]
@@ -447,14 +460,11 @@ class Segment(NamedTuple):
         return part_of(column.read(self.start, self.stop), self.keep - self.start)
 
 
-def missing_column(field: Field, block: RowBlock) -> Column:
-    """A column of a block that is null in all of its rows."""
-    if field.numbers is None:
-        return ArrowColumn(field.type, pa.nulls(block.num_rows, field.type))
-    column = NumberColumn(rows_apart(block.capacity, *field.numbers))
-    if block.num_rows:
-        column.write_missing(0, block.num_rows)
-    return column
+def column_of_values(values: Values) -> Column:
+    """A column over memory that others may see: changes are made in a copy."""
+    if isinstance(values, Numbers):
+        return NumberColumn(*values, shared=True)
+    return ArrowColumn(values.type, values)
 
 
 def missing(field: Field, num_rows: int) -> Values:

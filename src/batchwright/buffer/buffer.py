@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -18,18 +18,22 @@ from batchwright.base.errors import SampleError, SampleTypeError, SpecError, Sto
 from batchwright.base.files import lock_across_forks
 from batchwright.base.words import counted
 from batchwright.buffer import codec
-from batchwright.buffer.column import refuse_column
-from batchwright.buffer.contents import Contents
+from batchwright.buffer.contents import BufferDiff, CommittedVersion, Contents, VersionInfo, take_diff
 from batchwright.buffer.durable import Durable
 from batchwright.buffer.folder import POINTER
-from batchwright.buffer.normalize import normalize, takes_dicts
+from batchwright.buffer.normalize import Normalized, columns_to_extend, normalize, takes_dicts
 from batchwright.buffer.reads import BufferVersion, Reads
 from batchwright.buffer.retain import BufferSettings, check_by, column_of, kept_count
 from batchwright.buffer.schema import Columns, Schema, num_rows_of
 from batchwright.buffer.table import BufferTable
-from batchwright.buffer.tables import Normalized, columns_to_extend
-from batchwright.buffer.values import arrays_to_columns, column_for_set, infer_schema, rows_to_columns, schema_of_arrow
-from batchwright.buffer.versions import BufferDiff, VersionInfo, take_diff
+from batchwright.buffer.values import (
+    arrays_to_columns,
+    column_for_set,
+    infer_schema,
+    refuse_column,
+    rows_to_columns,
+    schema_of_arrow,
+)
 from batchwright.buffer.view import View, refuse_twice
 from batchwright.typing import Array
 
@@ -74,9 +78,7 @@ class DatasetBuffer(Reads):
         settings = BufferSettings(most, strategy, whole_number(seed=seed))
         declared = None if schema is None else _declared(schema)
         if read_only and path is None:
-            raise SpecError(
-                "read_only=True needs a path: whose rows are to be read?", parameter="read_only", remedy="path=..."
-            )
+            raise SpecError("read_only=True needs a path", parameter="read_only", remedy="path=...")
         self._contents = Contents(settings)
         self._lock = lock_across_forks()
         self._disk: Durable | None = None
@@ -97,22 +99,14 @@ class DatasetBuffer(Reads):
         if not table.next_id:
             table.schema = schema
         elif table.schema.arrow != schema.arrow:
-            raise SpecError(
-                f"{self.path} has other columns than schema= says",
-                parameter="schema",
-                has=", ".join(f"{field.name} {field}" for field in table.schema),
-                got=", ".join(f"{field.name} {field}" for field in schema),
-                remedy="leave schema= out: the folder has its own",
-            )
+            what, has = f"{self.path} has other columns than schema= says", str(table.schema)
+            raise SpecError(what, parameter="schema", has=has, got=str(schema), remedy="leave schema= out")
 
     def _fill(self, data: Any) -> None:
         """The first rows."""
         if self._table.next_id:  # only a folder has had any
-            raise SpecError(
-                f"{self.path} holds {len(self):,} rows already: data= would add to them each time it is opened",
-                parameter="data",
-                remedy="buffer.append(...) what is new, or another path",
-            )
+            what = f"{self.path} holds {len(self):,} rows already: data= would add to them each time it is opened"
+            raise SpecError(what, parameter="data", remedy="buffer.append(...) what is new, or another path")
         is_columns = isinstance(data, dict) and data and all(len(getattr(v, "shape", ())) for v in data.values())
         try:
             (self.extend if is_columns else self.append)(data)
@@ -194,16 +188,13 @@ class DatasetBuffer(Reads):
                 columns, schema = arrays_to_columns(found.columns, known)
             return self._add(columns, schema, found.kind, retain, by, origin)
 
-    def _known_schema(self, kind: str) -> Schema | None:
-        """The schema that new rows must fit. None for the first rows."""
+    def _known_schema(self, kind: str) -> Schema:
+        """The schema that new rows must fit. Without columns before the first rows."""
         if self.kind is not None and kind != self.kind:
-            raise SampleError(
-                f"this buffer holds {_KINDS[self.kind]}, and this is {_KINDS[kind]}",
-                has=self.kind,
-                got=kind,
-                remedy="a buffer of its own for each kind; or dicts that hold both",
-            )
-        return self._table.schema if len(self._table.schema) else None
+            what = f"this buffer holds {_KINDS[self.kind]}, and this is {_KINDS[kind]}"
+            remedy = "a buffer of its own for each kind; or dicts that hold both"
+            raise SampleError(what, has=self.kind, got=kind, remedy=remedy)
+        return self._table.schema
 
     def _check_writer(self) -> None:
         if self._disk is not None:
@@ -218,7 +209,7 @@ class DatasetBuffer(Reads):
         if max_size is None or strategy == "oldest":
             return True
         column = column_of(strategy)
-        return column is None or column[0] in contents.table.schema.numeric
+        return column is None or column in contents.table.schema.numeric
 
     def _accept(self, count: int) -> range:
         """The rows that were put are right: write them down and count them."""
@@ -231,7 +222,9 @@ class DatasetBuffer(Reads):
         try:
             if disk is not None:
                 self._catch_up(disk)
-                disk.write_rows(contents, table.last_put(count), count, now)
+                data = codec.encode_columns(table.schema, table.last_put(count))
+                change = codec.Append(table.number + 1, now, data, count, 1.0, "random", None, "dict", None)
+                disk.folder.journal.write(change.number, codec.encode(change))
             ids = table.accept(count, now)
             if is_over:
                 contents.drop_over()
@@ -250,11 +243,8 @@ class DatasetBuffer(Reads):
         others = disk.caught_up(self._contents)
         if others is not None:
             self._contents = others
-            raise StoreError(
-                f"change {others.table.number} was interrupted after it had been written down, and is there",
-                folder=self.path,
-                remedy="look at the buffer, and make this call again",
-            )
+            what = f"change {others.table.number} was interrupted after it had been written down, and is there"
+            raise StoreError(what, folder=self.path, remedy="look at the buffer, and make this call again")
 
     def _add(self, columns: Columns, schema: Schema, kind: str, retain: Any, by: Any, origin: str | None) -> range:
         table, count = self._table, num_rows_of(columns)
@@ -290,13 +280,15 @@ class DatasetBuffer(Reads):
         `in_place`: the change overwrites values. An interrupt (Ctrl-C) then takes effect after it, not in its middle.
         """
         contents, now = self._contents, time.time_ns() // 1000
+        saved, kind = contents.table.save(), contents.kind
         if self._disk is not None:
             self._catch_up(self._disk)
             self._disk.write(record(contents.table.number + 1, now))
         try:
-            with contents.or_nothing():
-                result = apply(contents, now)
+            result = apply(contents, now)
         except BaseException:
+            contents.table.restore(saved)
+            contents.kind = kind
             if in_place:  # some rows have their new values already, and the old ones are gone
                 apply(contents, now)
             raise
@@ -310,15 +302,13 @@ class DatasetBuffer(Reads):
         """New values for the columns that `row` names, in row number `index`. Its id stays."""
         found = normalize(row)
         if len(found.rows) != 1:
-            raise SpecError(
-                f"update takes one row, got {len(found.rows)}", parameter="row", remedy="buffer.set(ids, ...)"
-            )
+            what = f"update takes one row, got {len(found.rows)}"
+            raise SpecError(what, parameter="row", remedy="buffer.set(ids, ...)")
         with self._lock:
             self._check_writer()
             view = self._table.view()
             ids = view.ids_at(view.checked(whole_number(index=index)))
             known = self._known_schema(found.kind)
-            assert known is not None
             for name in found.rows[0]:
                 if name not in known.by_name:
                     refuse_column(name, known, row=0)
@@ -387,22 +377,28 @@ class DatasetBuffer(Reads):
                 if not np.array_equal(same[0].view.ids, self._table.view().ids):
                     self.rollback(same[0].info)  # rows added again got new ids: others know the version's
                 return same[0].info
-            name = _checked_name(name, self.versions())
+            self._check_new_name(name)
             info = VersionInfo(number, name, datetime.now(UTC), self._table.num_rows)
             view = self._table.view().share()
             ordinal = 1 + max((kept.ordinal for kept in contents.versions), default=-1)
             if self._disk is not None:
                 self._disk.commit(contents, ordinal, info)
-            contents.add_version(ordinal, info, contents.kind, lambda: view)
+            contents.versions.append(CommittedVersion(ordinal, info, contents.kind, lambda: view))
             return info
+
+    def _check_new_name(self, name: Any) -> None:
+        if not name or not _is_name(name):
+            raise SpecError(f"a version cannot be named {name!r}", parameter="name", remedy="commit('epoch 3')")
+        if name in [kept.info.name for kept in self._contents.versions]:
+            remedy = f"another name: {name + ' (again)'!r}; or buffer.forget({name!r}) before"
+            raise SpecError(f"there is a version {name!r} already", parameter="name", remedy=remedy)
 
     def forget(self, version: str | int | VersionInfo) -> None:
         """Let go of a version: rows that only it had are gone."""
         with self._lock:
             kept = self._contents.find(version)
             if self._disk is not None:
-                self._disk.checkpoint(self._contents)  # a rollback to it may stand in the journal
-                self._disk.forget(kept.ordinal)
+                self._disk.forget(self._contents, kept.ordinal)
             self._contents.versions.remove(kept)
 
     def versions(self) -> list[VersionInfo]:
@@ -509,11 +505,9 @@ class DatasetBuffer(Reads):
             return
         damaged = list(self._disk.folder.damaged_blocks())
         if damaged:
-            raise StoreError(
-                f"{counted(len(damaged), 'damaged file')} in this buffer",
-                files="\n".join(f"{file}: {what}" for file, what in damaged),
-                remedy="restore the folder from a copy",
-            )
+            files = "\n".join(f"{file}: {what}" for file, what in damaged)
+            what = f"{counted(len(damaged), 'damaged file')} in this buffer"
+            raise StoreError(what, files=files, remedy="restore the folder from a copy")
 
     def refresh(self) -> Self:
         """Let a reader see later changes of the writer."""
@@ -559,24 +553,9 @@ _KINDS = {"dict": "rows (dicts)", "tensor": "tensors", "image": "images"}
 
 def _declared(schema: Any) -> Schema:
     if not isinstance(schema, pa.Schema):
-        raise SpecError(
-            f"schema= is a pyarrow schema, got {type(schema).__name__}",
-            parameter="schema",
-            remedy="schema=pa.schema([pa.field('label', pa.int64(), nullable=False)])",
-        )
+        remedy = "schema=pa.schema([pa.field('label', pa.int64(), nullable=False)])"
+        raise SpecError(f"schema= is a pyarrow schema, got {type(schema).__name__}", parameter="schema", remedy=remedy)
     return schema_of_arrow(schema)
-
-
-def _checked_name(name: Any, known: Sequence[VersionInfo]) -> str:
-    if not name or not _is_name(name):
-        raise SpecError(f"a version cannot be named {name!r}", parameter="name", remedy="commit('after epoch 3')")
-    if name in [info.name for info in known]:
-        raise SpecError(
-            f"there is a version {name!r} already",
-            parameter="name",
-            remedy=f"another name: {name + ' (again)'!r}; or buffer.forget({name!r}) before",
-        )
-    return str(name)
 
 
 def _is_name(name: Any) -> bool:

@@ -1,13 +1,14 @@
-"""Codecs of a buffer's journal. They turn columns, schemas and changes into bytes, and back.
+"""Codecs of a buffer's files: columns, schemas and changes as bytes of the journal, and blocks as Arrow files.
 
-Numbers travel as raw bytes, a few texts as text, all other columns as Arrow's own messages.
+In the journal, numbers travel as raw bytes, a few texts as text, all other columns as Arrow's own messages.
 Decoding checks the bytes first, and gives read-only views of them.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Collection
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -15,7 +16,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from batchwright.base.errors import SampleError, StoreError
-from batchwright.buffer.schema import Columns, Field, Numbers, Schema, Values
+from batchwright.buffer.arrow import to_arrow
+from batchwright.buffer.schema import Columns, Field, Numbers, Schema, Values, num_rows_of
 
 __all__ = [
     "Append",
@@ -24,6 +26,8 @@ __all__ = [
     "Rollback",
     "SetValues",
     "SettingsChange",
+    "block_from_arrow",
+    "block_to_arrow",
     "decode",
     "decode_columns",
     "decode_ids",
@@ -41,15 +45,20 @@ _FEW_ROWS = 16
 
 _encoder = msgspec.msgpack.Encoder()
 
+T = TypeVar("T")
+
 
 # Changes
 
 
-class Append(msgspec.Struct, array_like=True, tag=1, frozen=True):
-    """Rows that were added, and the retention of the rows before them."""
-
+class _Change(msgspec.Struct, array_like=True, frozen=True):
     number: int
     time_us: int
+
+
+class Append(_Change, tag=1, frozen=True):
+    """Rows that were added, and the retention of the rows before them."""
+
     columns: bytes
     num_rows: int
     retain: float
@@ -60,37 +69,29 @@ class Append(msgspec.Struct, array_like=True, tag=1, frozen=True):
     """None: as it was."""
 
 
-class SetValues(msgspec.Struct, array_like=True, tag=2, frozen=True):
+class SetValues(_Change, tag=2, frozen=True):
     """New values of some columns for some rows."""
 
-    number: int
-    time_us: int
     ids: bytes
     columns: bytes
     schema: bytes | None
 
 
-class DropRows(msgspec.Struct, array_like=True, tag=3, frozen=True):
+class DropRows(_Change, tag=3, frozen=True):
     """Rows that went."""
 
-    number: int
-    time_us: int
     ids: bytes
 
 
-class Rollback(msgspec.Struct, array_like=True, tag=4, frozen=True):
+class Rollback(_Change, tag=4, frozen=True):
     """Back to a version."""
 
-    number: int
-    time_us: int
     version: int
 
 
-class SettingsChange(msgspec.Struct, array_like=True, tag=5, frozen=True):
+class SettingsChange(_Change, tag=5, frozen=True):
     """Other settings from here on."""
 
-    number: int
-    time_us: int
     max_size: int | None
     drop_strategy: str
     seed: int
@@ -106,17 +107,26 @@ def encode(operation: Operation) -> bytes:
     >>> decode(encode(Rollback(7, 0, version=3)))
     Rollback(number=7, time_us=0, version=3)
     """
+    return _encoded(operation)
+
+
+def _encoded(value: object) -> bytes:
     try:
-        return _encoder.encode(operation)
+        return _encoder.encode(value)
     except msgspec.EncodeError as error:
-        raise _too_large() from error
+        what = f"one call cannot bring {_MAX_BYTES:,} bytes or more to a buffer with a journal"
+        raise SampleError(what, remedy="append the rows in several calls") from error
 
 
 def decode(data: bytes | memoryview) -> Operation:
+    return _decoded(_operations, data, "a change")
+
+
+def _decoded(decoder: msgspec.msgpack.Decoder[T], data: bytes | memoryview, what: str) -> T:
     try:
-        return _operations.decode(data)
+        return decoder.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise _unreadable("a change", str(error)) from error
+        raise _unreadable(what, str(error)) from error
 
 
 def encode_ids(ids: NDArray[np.int64]) -> bytes:
@@ -150,11 +160,11 @@ def encode_schema(schema: Schema) -> bytes:
 
 
 def decode_schema(data: bytes | memoryview) -> Schema:
+    found = _decoded(_schemas, data, "a schema")
     try:
-        found = _schemas.decode(data)
         arrow = pa.ipc.read_schema(pa.py_buffer(found.arrow))
         names = arrow.names
-    except (msgspec.MsgspecError, UnicodeDecodeError, pa.ArrowException, OSError) as error:
+    except (UnicodeDecodeError, pa.ArrowException, OSError) as error:
         raise _unreadable("a schema", str(error)) from error
     if len(names) != len(found.required) or len(set(names)) != len(names):
         raise _unreadable("a schema", f"{len(names)} columns, and {len(found.required)} flags")
@@ -188,31 +198,25 @@ def encode_columns(schema: Schema, columns: Columns) -> bytes:
             values[name] = column.to_pylist()
         else:
             values[name] = memoryview(_message(column, field))
-    try:
-        return _encoder.encode((values, valid))
-    except msgspec.EncodeError as error:
-        raise _too_large() from error
+    return _encoded((values, valid))
 
 
 def decode_columns(schema: Schema, data: bytes | memoryview, num_rows: int) -> Columns:
     """Read-only views of `data`."""
-    try:
-        values, valid = _columns.decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise _unreadable("columns", str(error)) from error
+    values, valid = _decoded(_columns, data, "columns")
     columns: Columns = {}
     for name, found in values.items():
         field = schema.by_name.get(name)
         if field is None:
             raise _unreadable(f"column {name!r}", "the schema has no such column")
         try:
-            columns[name] = _decoded(field, found, valid.get(name), num_rows)
+            columns[name] = _column(field, found, valid.get(name), num_rows)
         except (ValueError, TypeError, EOFError, StopIteration, pa.ArrowException, OSError) as error:
             raise _unreadable(f"column {name!r}", str(error)) from error
     return columns
 
 
-def _decoded(field: Field, found: memoryview | list[Any], valid: memoryview | None, num_rows: int) -> Values:
+def _column(field: Field, found: memoryview | list[Any], valid: memoryview | None, num_rows: int) -> Values:
     if field.numbers is not None:
         dtype, shape = field.numbers
         if isinstance(found, list):
@@ -231,9 +235,12 @@ def _decoded(field: Field, found: memoryview | list[Any], valid: memoryview | No
 def _raw_numbers(data: memoryview, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
     if len(data) != dtype.itemsize * math.prod(shape):
         raise ValueError(f"{len(data)} bytes, where {dtype}{list(shape)} should be")
-    values = np.ndarray(shape, dtype, data)
+    return _read_only(np.ndarray(shape, dtype, data))
+
+
+def _read_only(values: NDArray[Any]) -> NDArray[Any]:
     values.flags.writeable = False
-    if dtype.kind == "b" and values.size and values.view(np.uint8).max() > 1:
+    if values.dtype.kind == "b" and values.size and values.view(np.uint8).max() > 1:
         raise ValueError("a byte that is neither true nor false")
     return values
 
@@ -277,16 +284,105 @@ def _has_dictionary(kind: pa.DataType) -> bool:
     return pa.types.is_dictionary(kind) or any(_has_dictionary(kind.field(n).type) for n in range(kind.num_fields))
 
 
-def _too_large() -> SampleError:
-    return SampleError(
-        f"one call cannot bring {_MAX_BYTES:,} bytes or more to a buffer with a journal",
-        remedy="append the rows in several calls",
-    )
-
-
 def _unreadable(what: str, reason: str) -> StoreError:
-    return StoreError(
-        f"this buffer's files have {what} that cannot be read",
-        reason=reason,
-        remedy="restore the folder from a copy, or read it with the version of batchwright that wrote it",
-    )
+    remedy = "restore the folder from a copy, or read it with the version of batchwright that wrote it"
+    return StoreError(f"this buffer's files have {what} that cannot be read", reason=reason, remedy=remedy)
+
+
+# Blocks: one record batch of one row. Every column is a list in it, so each can have its own length, and all are mapped
+
+
+_COLUMN, _EXTRA, _EMPTY = "column:", "extra:", "pad:"
+
+
+def block_to_arrow(columns: Columns, extra: dict[str, NDArray[np.int64]]) -> pa.RecordBatch:
+    """Columns of a block, and arrays of integers beside them."""
+    lists = {_EXTRA + name: _one_list(pa.array(array, pa.int64())) for name, array in extra.items()}
+    for name, values in columns.items():
+        lists[_COLUMN + name] = _one_list(_to_stored(values))
+    if not lists:
+        lists[_EMPTY] = _one_list(pa.array([], pa.uint8()))
+    return pa.RecordBatch.from_arrays(list(lists.values()), names=list(lists))
+
+
+def _one_list(values: pa.Array) -> pa.Array:
+    offsets = pa.py_buffer(np.array([0, len(values)], np.int64))
+    return pa.Array.from_buffers(pa.large_list(values.type), 1, [None, offsets], children=[values])
+
+
+def _to_stored(values: Values) -> pa.Array:
+    """Booleans are bytes, as in NumPy: Arrow's own are bits, which cannot be mapped."""
+    if not isinstance(values, Numbers):
+        return values
+    numbers = np.ascontiguousarray(values.values)
+    if numbers.dtype.kind == "b":
+        numbers = numbers.view(np.uint8)
+    kind = pa.from_numpy_dtype(numbers.dtype)
+    if numbers.ndim == 1:
+        return to_arrow(Field("", kind), Numbers(numbers, values.valid))
+    kind = pa.fixed_shape_tensor(kind, numbers.shape[1:])
+    return to_arrow(Field("", kind), Numbers(numbers, values.valid)).storage
+
+
+def _only_batch(file: Any) -> pa.RecordBatch:
+    reader = pa.ipc.open_file(file)
+    if reader.num_record_batches != 1:
+        raise ValueError(f"{reader.num_record_batches} record batches, not one")
+    batch = reader.get_batch(0)
+    if batch.num_rows != 1:
+        raise ValueError(f"{batch.num_rows} rows of lists, not one")
+    batch.validate(full=True)  # before anything follows an offset in it: it may lead out of the file
+    return batch
+
+
+def block_from_arrow(
+    file: pa.NativeFile, schema: Schema, wanted: Collection[str] | None
+) -> tuple[Columns, dict[str, NDArray[np.int64]]]:
+    """Return (columns, extra) of a file, over its own memory. Other files raise ValueError, or Arrow's own error."""
+    batch = _only_batch(file)
+    found: Columns = {}
+    extra: dict[str, NDArray[np.int64]] = {}
+    for name, lists in zip(batch.schema.names, batch.columns, strict=True):
+        if not pa.types.is_large_list(lists.type) or lists.null_count:
+            raise ValueError(f"{name!r} is not a list")
+        values, short = lists.flatten(), name.partition(":")[2]
+        if name.startswith(_EXTRA):
+            extra[short] = _mapped(values, np.dtype(np.int64), ()).values
+        elif name.startswith(_COLUMN) and (wanted is None or short in wanted):
+            if short not in schema.by_name:
+                raise ValueError(f"{name!r} is not in the schema")
+            found[short] = _from_stored(schema.by_name[short], values)
+    if len({num_rows_of({name: column}) for name, column in found.items()}) > 1:
+        raise ValueError("columns of different lengths")
+    return {name: found[name] for name in schema.names if name in found}, extra
+
+
+def _from_stored(field: Field, values: pa.Array) -> Values:
+    if field.numbers is not None:
+        return _mapped(values, *field.numbers)
+    if values.type != field.type:
+        raise ValueError(f"column {field.name!r} is {values.type}, not {field.type}")
+    return values
+
+
+def _mapped(array: pa.Array, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Numbers:
+    """A column of numbers, over the memory of the file."""
+    stored = pa.uint8() if dtype.kind == "b" else pa.from_numpy_dtype(dtype)
+    if shape:
+        stored = pa.list_(stored, math.prod(shape))
+    if array.type != stored:
+        raise ValueError(f"{array.type}, not {stored}")
+    valid = None
+    if array.null_count:
+        valid = _read_only(array.is_valid().to_numpy(zero_copy_only=False))
+    flat, start, size = array, array.offset, math.prod(shape)
+    if shape:
+        flat, start = array.values, array.offset * size + array.values.offset
+        if flat.null_count:
+            raise ValueError(f"{dtype}{list(shape)} with a null inside")
+    buffer, values = flat.buffers()[1], np.empty((len(array), *shape), dtype)
+    if values.nbytes:
+        if buffer is None or buffer.size < start * dtype.itemsize + values.nbytes:
+            raise ValueError(f"not {len(array)} rows of {dtype}{list(shape)}")
+        values = np.ndarray(values.shape, dtype, buffer, start * dtype.itemsize)
+    return Numbers(_read_only(values), valid)

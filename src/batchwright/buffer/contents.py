@@ -1,24 +1,119 @@
-"""The contents of a buffer and their changes. A change is a function of the contents, the seed and the journal number.
+"""The contents of a buffer: rows, committed versions, and their changes and differences.
 
-A change was checked and written down before. Opening a folder makes the same changes again.
+A change is a function of the contents, the seed and the journal number. It was checked and written down before.
+Opening a folder makes the same changes again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from batchwright.base.errors import SpecError
+from batchwright.base.words import counted, suggest
+from batchwright.buffer.arrow import equal_rows, has_value
 from batchwright.buffer.retain import BufferSettings, column_of, drop, keep, kept_count
 from batchwright.buffer.schema import Columns, Numbers, Schema, num_rows_of
 from batchwright.buffer.table import BufferTable
-from batchwright.buffer.versions import CommittedVersion, VersionInfo, find_version
 from batchwright.buffer.view import View
 
-__all__ = ["Contents"]
+__all__ = ["BufferDiff", "CommittedVersion", "Contents", "VersionInfo", "take_diff"]
+
+
+@dataclass(frozen=True, slots=True)
+class VersionInfo:
+    """A commit."""
+
+    number: int
+    """The journal number of the last change before it."""
+    name: str
+    time: datetime
+    rows: int
+
+    def __str__(self) -> str:
+        return f"{self.number}  {self.name}  {self.time:%Y-%m-%d %H:%M:%S}  {counted(self.rows, 'row')}"
+
+
+@dataclass(frozen=True, eq=False)
+class CommittedVersion:
+    """A version. Its rows are read from disk when they are first needed."""
+
+    ordinal: int
+    """The number of the version in its buffer. It is never used again."""
+    info: VersionInfo
+    kind: str | None
+    load: Callable[[], View]
+
+    @cached_property
+    def view(self) -> View:
+        return self.load().share()
+
+    @property
+    def is_loaded(self) -> bool:
+        return "view" in vars(self)
+
+
+@dataclass(frozen=True, slots=True)
+class BufferDiff:
+    """The differences between a version and an older one, by ids."""
+
+    added: NDArray[np.int64]
+    removed: NDArray[np.int64]
+    changed: NDArray[np.int64]
+    """Rows that are in both, with another value in some column."""
+    columns: dict[str, int]
+    """The number of these rows with another value, per column. Columns that are in only one version count too."""
+
+    def __bool__(self) -> bool:
+        return bool(len(self.added) or len(self.removed) or len(self.changed))
+
+    def __str__(self) -> str:
+        text = f"{counted(len(self.added), 'row')} added, {len(self.removed):,} removed, {len(self.changed):,} changed"
+        where = ", ".join(f"{name} in {count:,}" for name, count in self.columns.items() if count)
+        return f"{text} ({where})" if where else text
+
+
+def take_diff(older: View, newer: View) -> BufferDiff:
+    old, new = older.ids, newer.ids
+    both, at_old, at_new = np.intersect1d(old, new, assume_unique=True, return_indices=True)
+    different = np.zeros(len(both), bool)
+    columns: dict[str, int] = {}
+    for name in {**older.schema.by_name, **newer.schema.by_name}:
+        mask = _differs(older, newer, name, at_old, at_new)
+        columns[name] = int(mask.sum())
+        different |= mask
+    return BufferDiff(
+        np.setdiff1d(new, both, assume_unique=True),
+        np.setdiff1d(old, both, assume_unique=True),
+        both[different],
+        columns,
+    )
+
+
+def _differs(
+    older: View, newer: View, name: str, at_old: NDArray[np.int64], at_new: NDArray[np.int64]
+) -> NDArray[np.bool_]:
+    was_there = name in older.schema.by_name
+    if not was_there or name not in newer.schema.by_name:
+        view, index = (older, at_old) if was_there else (newer, at_new)
+        return has_value(view.columns_at(index, [name])[name])
+    differs = np.zeros(len(at_old), bool)
+    suspects = np.flatnonzero(_memory_of(older, name, at_old) != _memory_of(newer, name, at_new))
+    mine, other = older.columns_at(at_old[suspects], [name]), newer.columns_at(at_new[suspects], [name])
+    differs[suspects] = ~equal_rows(mine[name], other[name])
+    return differs
+
+
+def _memory_of(view: View, name: str, index: NDArray[np.int64]) -> NDArray[np.int64]:
+    """A number for the block and the column that hold each row. Rows with one number are the same in all versions."""
+    columns = np.array([id(segment.columns.get(name)) for segment in view.segments], np.int64)
+    return columns[view.locate(index)[0]]
 
 
 class Contents:
@@ -50,17 +145,6 @@ class Contents:
             self.table.replace([self.table.gathered(view, index)], view.schema)
         self.table.number = 1
 
-    @contextmanager
-    def or_nothing(self) -> Iterator[None]:
-        """Undo the changes of the block if it fails. Values that were changed in place are not undone."""
-        saved, kind = self.table.save(), self.kind
-        try:
-            yield
-        except BaseException:
-            self.table.restore(saved)
-            self.kind = kind
-            raise
-
     # Changes
 
     def add(
@@ -70,7 +154,7 @@ class Contents:
         table = self.table
         number, kept = table.begin_change(), kept_count(table.num_rows, retain)
         if kept < table.num_rows:
-            table.keep(keep(table.num_rows, kept, by, *self._values_of(by), seed=self.settings.seed, number=number))
+            table.keep(keep(table.num_rows, kept, by, self._values_of(by), seed=self.settings.seed, number=number))
         ids = table.add(schema, columns, time_us, origin)
         if num_rows_of(columns):
             self.kind = kind
@@ -109,26 +193,36 @@ class Contents:
             table.drop_first(over)
             return
         values = self._values_of(strategy)
-        table.drop(drop(table.num_rows, over, strategy, *values, seed=seed, number=table.number))
+        table.drop(drop(table.num_rows, over, strategy, values, seed=seed, number=table.number))
 
-    def _values_of(self, by: str) -> tuple[NDArray[Any] | None, NDArray[np.bool_] | None]:
-        """(values, valid) of the column that rows are chosen by, if it is one."""
+    def _values_of(self, by: str) -> Numbers | None:
+        """The column that rows are chosen by, if it is one."""
         column = column_of(by)
         if column is None:
-            return None, None
+            return None
         view = self.table.view()
-        found = view.column(column[0]) if column[0] in view.schema.by_name else None
-        if not isinstance(found, Numbers):  # its first numbers come with the rows that are about to be added
-            return np.zeros(len(view)), np.zeros(len(view), bool)
-        return found.values, found.valid
+        if column in view.schema.by_name:
+            found = view.column(column)
+            if isinstance(found, Numbers):
+                return found
+        return Numbers(np.zeros(len(view)), np.zeros(len(view), bool))  # its first numbers are about to be added
 
     # Versions
 
-    def add_version(self, ordinal: int, info: VersionInfo, kind: str | None, load: Callable[[], View]) -> None:
-        self.versions.append(CommittedVersion(ordinal, info, kind, load))
-
-    def find(self, version: str | int | VersionInfo) -> CommittedVersion:
-        return self.versions[find_version(version, [kept.info for kept in self.versions])]
+    def find(self, wanted: str | int | VersionInfo) -> CommittedVersion:
+        """Find a version by name, by number (the last commit there), or by the result of `commit`."""
+        for kept in reversed(self.versions):
+            info = kept.info
+            if wanted == info or (type(wanted), wanted) in ((int, info.number), (str, info.name)):
+                return kept
+        names = [kept.info.name for kept in self.versions]
+        near = suggest(str(wanted), names)
+        versions, remedy = ", ".join(map(repr, names[-10:])), "one of them"
+        if near is not None:
+            remedy = f"version {near!r}"
+        elif not names:
+            versions, remedy = "none was committed", "buffer.commit('name') keeps one"
+        raise SpecError(f"there is no version {wanted!r}", parameter="version", versions=versions, remedy=remedy)
 
     def version_of(self, ordinal: int) -> CommittedVersion | None:
         return next((kept for kept in self.versions if kept.ordinal == ordinal), None)

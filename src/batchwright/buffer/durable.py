@@ -19,12 +19,10 @@ from batchwright.base.checks import local_path
 from batchwright.base.errors import StoreError
 from batchwright.base.journal import Record, read_records, salvage_records
 from batchwright.buffer import codec
-from batchwright.buffer.contents import Contents
+from batchwright.buffer.contents import CommittedVersion, Contents, VersionInfo
 from batchwright.buffer.folder import SALVAGE, BufferFolder
 from batchwright.buffer.parts import Parts
 from batchwright.buffer.retain import BufferSettings, check_by
-from batchwright.buffer.schema import Columns
-from batchwright.buffer.versions import CommittedVersion, VersionInfo
 from batchwright.buffer.view import View
 
 __all__ = ["Durable"]
@@ -111,11 +109,8 @@ class Durable:
         """Make a change that was written down."""
         table = contents.table
         if change.number != table.number + 1:
-            raise StoreError(
-                f"change {change.number} cannot follow change {table.number}",
-                folder=self.folder.path,
-                remedy="restore the folder from a copy",
-            )
+            what = f"change {change.number} cannot follow change {table.number}"
+            raise StoreError(what, folder=self.folder.path, remedy="restore the folder from a copy")
         schema = table.schema
         if isinstance(change, codec.Append | codec.SetValues) and change.schema is not None:
             schema = codec.decode_schema(change.schema)
@@ -169,13 +164,6 @@ class Durable:
         self.folder.check_writer()
         self.folder.journal.write(change.number, codec.encode(change))
 
-    def write_rows(self, contents: Contents, columns: Columns, count: int, time_us: int) -> None:
-        """More rows, which fit."""
-        table = contents.table
-        data = codec.encode_columns(table.schema, columns)
-        change = codec.Append(table.number + 1, time_us, data, count, 1.0, "random", None, "dict", None)
-        self.folder.journal.write(change.number, codec.encode(change))
-
     def caught_up(self, contents: Contents) -> Contents | None:
         """Return new contents if a change was written and then interrupted. By the folder, it has happened."""
         if self.folder.is_writer and self.folder.journal.last_number != contents.table.number:
@@ -201,7 +189,10 @@ class Durable:
         self.folder.write_checkpoint(number, self._document(contents))
         self._checkpoint_number = number
         loaded = (kept.view for kept in contents.versions if kept.is_loaded)
-        self._parts.forget_all_but([contents.table.view(), *loaded])
+        self._parts.forget_lists([contents.table.view(), *loaded])
+        self._remove_unused()
+
+    def _remove_unused(self) -> None:
         unused = self.folder.unused()
         self._parts.forget_files(unused)  # before they are removed: later writes must not name them
         self.folder.remove_blocks(unused)
@@ -218,10 +209,10 @@ class Durable:
         }
         self.folder.write_version(ordinal, document)
 
-    def forget(self, ordinal: int) -> None:
-        self.folder.check_writer()
+    def forget(self, contents: Contents, ordinal: int) -> None:
+        self.checkpoint(contents)  # a rollback to it may stand in the journal
         self.folder.remove_version(ordinal)
-        self.folder.remove_blocks(self.folder.unused() - self._parts.files())
+        self._remove_unused()
 
     def sync(self) -> None:
         if not self.folder.is_read_only:
@@ -241,7 +232,7 @@ class Durable:
             "schema": base64.b64encode(codec.encode_schema(table.schema)).decode(),
             "settings": list(contents.settings),
             "origins": table.origins,
-            "segments": [self._parts.write(segment, table.schema) for segment in table.segments()],
+            "segments": [self._parts.write(segment) for segment in table.segments()],
         }
 
     def _restore(self, contents: Contents, document: Document) -> None:
@@ -262,7 +253,8 @@ class Durable:
             if (ordinal, info) in known:
                 contents.versions.append(known[ordinal, info])
             else:
-                contents.add_version(ordinal, info, document["kind"], partial(self._view_of, document))
+                load = partial(self._view_of, document)
+                contents.versions.append(CommittedVersion(ordinal, info, document["kind"], load))
 
     def _view_of(self, document: Document) -> View:
         """The rows that a document names, over the memory of their files."""

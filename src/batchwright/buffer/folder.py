@@ -18,7 +18,7 @@ import re
 import time
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -41,10 +41,10 @@ from batchwright.base.files import (
 from batchwright.base.fingerprint import fingerprint_file
 from batchwright.base.journal import HEAD_BYTES, Journal, Record, read_head
 from batchwright.base.words import first_line
-from batchwright.buffer.block_file import block_from_arrow, block_to_arrow
+from batchwright.buffer.codec import block_from_arrow, block_to_arrow
 from batchwright.buffer.schema import Columns, Schema
 
-__all__ = ["POINTER", "SALVAGE", "BufferFolder", "Pointer"]
+__all__ = ["POINTER", "SALVAGE", "BufferFolder"]
 
 POINTER = "batchwright-buffer.json"
 _LOCK = "writer.lock"
@@ -86,6 +86,9 @@ class _Sealed(msgspec.Struct):
     format: int
     xxh3: str
     document: msgspec.Raw
+
+
+P = TypeVar("P", Pointer, _Sealed)
 
 
 class _Gone(StoreError):
@@ -136,12 +139,8 @@ class BufferFolder:
         """Open a folder for a reader, without locks or writes."""
         path = Path(path)
         if not (path / POINTER).is_file():
-            raise StoreError(
-                "there is no buffer here",
-                folder=path,
-                missing=POINTER,
-                remedy="look for a mistake in the path; DatasetBuffer(path=...) without read_only=True makes a new one",
-            )
+            remedy = "look for a mistake in the path; DatasetBuffer(path=...) without read_only=True makes a new one"
+            raise StoreError("there is no buffer here", folder=path, missing=POINTER, remedy=remedy)
         return cls(path, _read_pointer(path), None)
 
     def close(self) -> None:
@@ -163,19 +162,12 @@ class BufferFolder:
         if self.is_writer:
             return
         if self.is_read_only:
-            raise SpecError(
-                "this buffer was opened to read",
-                parameter="read_only",
-                folder=self.path,
-                remedy="DatasetBuffer(path=...) without read_only=True, in the one process that writes",
-            )
+            remedy = "DatasetBuffer(path=...) without read_only=True, in the one process that writes"
+            raise SpecError("this buffer was opened to read", parameter="read_only", folder=self.path, remedy=remedy)
         if self._process != os.getpid():
-            raise BusyError(
-                "this buffer can be written by the process that opened it, not by a child of it",
-                folder=self.path,
-                process=f"pid {self._process}",
-                remedy="write in that process; here, open the folder with read_only=True",
-            )
+            what = "this buffer can be written by the process that opened it, not by a child of it"
+            remedy = "write in that process; here, open the folder with read_only=True"
+            raise BusyError(what, folder=self.path, process=f"pid {self._process}", remedy=remedy)
         raise SpecError("this buffer was closed", folder=self.path, remedy="DatasetBuffer(path=...) opens it again")
 
     # Content
@@ -219,13 +211,8 @@ class BufferFolder:
                 if self._lock is not None or _read_pointer(self.path) == pointer:
                     raise
                 time.sleep(0.001 * attempt)
-        raise StoreError(
-            "the writer replaces this buffer's files faster than they can be read", folder=self.path, remedy="try again"
-        )
-
-    def read_checkpoint(self) -> Document | None:
-        """The document of the last `write_checkpoint`. None if everything is in the journal."""
-        return self.read(lambda document, journal: document)
+        what = "the writer replaces this buffer's files faster than they can be read"
+        raise StoreError(what, folder=self.path, remedy="try again")
 
     def _checkpoint(self, pointer: Pointer) -> Document | None:
         if pointer.checkpoint is None:
@@ -239,13 +226,8 @@ class BufferFolder:
         except FileNotFoundError:
             raise _gone(path) from None
         if found.owner_id != self.buffer_id:
-            raise StoreError(
-                "this journal belongs to another buffer",
-                file=path,
-                buffer=found.owner_id.hex(),
-                expected=self._pointer.id,
-                remedy=_RESTORE,
-            )
+            what, owner = "this journal belongs to another buffer", found.owner_id.hex()
+            raise StoreError(what, file=path, buffer=owner, expected=self._pointer.id, remedy=_RESTORE)
 
     # Checkpoints and versions
 
@@ -321,10 +303,10 @@ class BufferFolder:
 
     # Blocks
 
-    def write_block(self, serial: int, columns: Columns, schema: Schema, extra: dict[str, NDArray[np.int64]]) -> str:
+    def write_block(self, serial: int, columns: Columns, extra: dict[str, NDArray[np.int64]]) -> str:
         """Rows and arrays of integers as an Arrow file, on disk when this returns. Its name is never used again."""
         self.check_writer()
-        batch = block_to_arrow(columns, schema, extra)
+        batch = block_to_arrow(columns, extra)
         part = part_name(self.path / "blocks" / f"{serial:08}.arrow")
         with out_of_space_at(self.path, then="try again: the buffer is as it was"):
             try:
@@ -418,12 +400,9 @@ def _check_free(path: Path) -> None:
         raise SpecError("path= is a file, not a folder", path=path, remedy="path=... of a folder for this buffer alone")
     found = list(_foreign(path))
     if found:
-        raise SpecError(
-            "path= is a folder with other things in it",
-            path=path,
-            found=", ".join(found[:5]),
-            remedy="path=... of a folder for this buffer alone: a new one, or an empty one",
-        )
+        remedy = "path=... of a folder for this buffer alone: a new one, or an empty one"
+        what = "path= is a folder with other things in it"
+        raise SpecError(what, path=path, found=", ".join(found[:5]), remedy=remedy)
 
 
 @contextlib.contextmanager
@@ -464,16 +443,20 @@ def _encoded(pointer: Pointer) -> bytes:
 
 
 def _read_pointer(path: Path) -> Pointer:
-    file = path / POINTER
+    return _read_json(path / POINTER, Pointer)
+
+
+def _read_json(path: Path, kind: type[P]) -> P:
     try:
-        pointer = msgspec.json.decode(file.read_bytes(), type=Pointer)
+        found = msgspec.json.decode(path.read_bytes(), type=kind)
     except FileNotFoundError:
-        raise _gone(file) from None
+        raise _gone(path) from None
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise _damaged(file, str(error)) from error
-    if pointer.format != _FORMAT:
-        _refuse_format(file, pointer.format)
-    return pointer
+        raise _damaged(path, str(error)) from error
+    if found.format != _FORMAT:
+        what = f"this buffer has format {found.format}, and this batchwright reads format {_FORMAT}"
+        raise StoreError(what, file=path, remedy="use the version of batchwright that wrote it")
+    return found
 
 
 # Documents
@@ -486,14 +469,7 @@ def _sealed(document: Document) -> bytes:
 
 def _unsealed(path: Path) -> bytes:
     """The bytes of a document that fit their checksum."""
-    try:
-        found = msgspec.json.decode(path.read_bytes(), type=_Sealed)
-    except FileNotFoundError:
-        raise _gone(path) from None
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise _damaged(path, str(error)) from error
-    if found.format != _FORMAT:
-        _refuse_format(path, found.format)
+    found = _read_json(path, _Sealed)
     raw = bytes(found.document)
     if found.xxh3 != xxhash.xxh3_128_hexdigest(raw):
         raise _damaged(path, "its content does not fit its checksum")
@@ -511,11 +487,3 @@ def _damaged(path: Path, reason: str) -> StoreError:
 
 def _gone(path: Path) -> _Gone:
     return _Gone("a file of this buffer is missing", file=path, remedy=_RESTORE)
-
-
-def _refuse_format(path: Path, found: int) -> NoReturn:
-    raise StoreError(
-        f"this buffer has format {found}, and this batchwright reads format {_FORMAT}",
-        file=path,
-        remedy="use the version of batchwright that wrote it",
-    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -20,6 +21,7 @@ __all__ = [
     "array_of_tensor",
     "describe",
     "is_array",
+    "is_name",
     "kind_of",
     "members_of",
     "plain",
@@ -33,32 +35,26 @@ SIMPLE = frozenset((type(None), bool, int, float, str, bytes, *(dtype.type for d
 _DEEPEST = 64
 
 
+@dataclass(eq=False)
 class Misfit(Exception):
     """A value that cannot be kept. Its row is not known yet."""
 
-    kind: type[BatchwrightError]
-    remedy: str | None
-    got: str | None
-    has: str | None
-    path: str
     what: str
-
-    def __init__(
-        self,
-        what: str,
-        *,
-        has: str | None = None,
-        got: str | None = None,
-        remedy: str | None = None,
-        kind: type[BatchwrightError] = SampleError,
-    ) -> None:
-        super().__init__(what)
-        self.what, self.path, self.has, self.got, self.remedy, self.kind = what, "", has, got, remedy, kind
+    has: str | None = None
+    got: str | None = None
+    remedy: str | None = None
+    kind: type[BatchwrightError] = SampleError
+    path: str = ""
 
     def inside(self, step: str) -> Misfit:
         """The same, named from one level further out."""
         self.path = step + self.path
         return self
+
+    def error(self, row: int | None = None, column: str = "") -> BatchwrightError:
+        """The error for users."""
+        where = column + self.path or None
+        return self.kind(self.what, row=row, column=where, has=self.has, got=self.got, remedy=self.remedy)
 
 
 def kind_of(cls: type[Any]) -> str | None:
@@ -96,6 +92,11 @@ _CLASSES = {
 """Kinds of classes, by the library and the name of the class. No other facts are visible without an import."""
 
 
+def is_name(name: Any) -> bool:
+    """Whether this is Unicode text, not empty: a name of a column or of a member."""
+    return isinstance(name, str) and name != "" and not any("\ud800" <= letter <= "\udfff" for letter in name)
+
+
 def is_array(value: Any) -> bool:
     return isinstance(value, np.ndarray) or kind_of(type(value)) in ("tensor", "array")
 
@@ -107,11 +108,9 @@ def rows_of_tensor(tensor: Any, remedy: str) -> NDArray[Any]:
         what = "a tensor without dimensions is a number"
         raise Misfit(what, got=describe(tensor), remedy=remedy, kind=SampleTypeError)
     if array.dtype not in DTYPES:
-        raise Misfit(
-            f"a tensor of {array.dtype}: only numbers and bool are kept",
-            got=describe(tensor),
-            remedy='numbers, or extend({"name": array}) for texts and objects',
-        )
+        what = f"a tensor of {array.dtype}: only numbers and bool are kept"
+        remedy = 'numbers, or extend({"name": array}) for texts and objects'
+        raise Misfit(what, got=describe(tensor), remedy=remedy)
     return array
 
 
@@ -120,32 +119,25 @@ def array_of_tensor(tensor: Any) -> NDArray[Any]:
     if type(tensor) is np.ndarray and tensor.dtype in DTYPES:
         return tensor
     if isinstance(tensor, np.ma.MaskedArray):
-        raise Misfit(
-            "a masked array: its mask would be lost",
-            got=describe(tensor),
-            remedy="array.filled(value), and the mask as a column of its own",
-        )
-    array = np.asarray(tensor if isinstance(tensor, np.ndarray) else _numpy_of(tensor))
+        remedy = "array.filled(value), and the mask as a column of its own"
+        raise Misfit("a masked array: its mask would be lost", got=describe(tensor), remedy=remedy)
+    if "bfloat16" in str(tensor.dtype):  # frameworks fail in different ways and words
+        remedy = ".float()" if kind_of(type(tensor)) == "tensor" else ".astype('float32')"
+        raise Misfit("bfloat16 has no place in NumPy or Arrow", got=describe(tensor), remedy=f"tensor{remedy}")
+    array: NDArray[Any]
+    try:
+        if kind_of(type(tensor)) == "tensor":
+            array = tensor.detach().cpu().resolve_conj().resolve_neg().numpy()
+        else:
+            array = np.asarray(tensor)
+    except (TypeError, RuntimeError, ValueError, NotImplementedError) as error:
+        what = f"this tensor cannot be turned into NumPy: {first_line(error)}"
+        remedy = "a dense tensor of ordinary numbers, e.g. tensor.to_dense().float()"
+        raise Misfit(what, got=describe(tensor), remedy=remedy) from None
     native = array.dtype.newbyteorder("=")
     if native in DTYPES:
         return array.astype(native, copy=False)
     return array
-
-
-def _numpy_of(tensor: Any) -> Any:
-    if "bfloat16" in str(tensor.dtype):  # frameworks fail in different ways and words
-        remedy = ".float()" if kind_of(type(tensor)) == "tensor" else ".astype('float32')"
-        raise Misfit("bfloat16 has no place in NumPy or Arrow", got=describe(tensor), remedy=f"tensor{remedy}")
-    try:
-        if kind_of(type(tensor)) == "tensor":
-            return tensor.detach().cpu().resolve_conj().resolve_neg().numpy()
-        return np.asarray(tensor)
-    except (TypeError, RuntimeError, ValueError, NotImplementedError) as error:
-        raise Misfit(
-            f"this tensor cannot be turned into NumPy: {first_line(error)}",
-            got=describe(tensor),
-            remedy="a dense tensor of ordinary numbers, e.g. tensor.to_dense().float()",
-        ) from None
 
 
 def png(image: Any) -> bytes:
@@ -157,11 +149,8 @@ def png(image: Any) -> bytes:
     try:
         image.save(file, "PNG")
     except (OSError, ValueError, KeyError, SystemError) as error:
-        raise Misfit(
-            f"this image cannot be written as PNG: {first_line(error)}",
-            got=f"image of mode {image.mode}, {image.size}",
-            remedy="an image that is loaded, and has at least one pixel",
-        ) from None
+        what, got = f"this image cannot be written as PNG: {first_line(error)}", f"image of mode {image.mode}"
+        raise Misfit(what, got=got, remedy="an image that is loaded, and has at least one pixel") from None
     return file.getvalue()
 
 
@@ -176,22 +165,27 @@ def plain(value: Any, depth: int = 0) -> Any:
         return value
     if kind is np.ndarray and value.dtype in DTYPES and value.ndim and value.size:
         return array_of_tensor(value)
-    if depth > _DEEPEST:
-        raise Misfit(
-            f"nested more than {_DEEPEST} levels deep, or inside itself", got=describe(value), remedy="a flatter value"
-        )
     if kind is list and SIMPLE.issuperset(map(type, value)):
         return value
+    if depth > _DEEPEST:
+        what = f"nested more than {_DEEPEST} levels deep, or inside itself"
+        raise Misfit(what, got=describe(value), remedy="a flatter value")
     members = members_of(value)
     if members is not None:
         return {key: _inside(f".{key}", member, depth) for key, member in members.items()}
     if isinstance(value, list | tuple):
         return [_inside("[]", member, depth) for member in value]
+    return _plain_leaf(value, depth)
+
+
+def _plain_leaf(value: Any, depth: int) -> Any:
     if isinstance(value, memoryview):
-        return bytes(value) if value.format in ("B", "b", "c") else _array(np.array(value), depth)
+        if value.format in ("B", "b", "c"):
+            return bytes(value)
+        value = np.array(value)
     if is_array(value):
         return _array(array_of_tensor(value), depth)
-    if kind_of(kind) == "image":
+    if kind_of(type(value)) == "image":
         return png(value)
     return value
 
@@ -212,17 +206,11 @@ def _array(array: NDArray[Any], depth: int) -> Any:
     if array.dtype.kind in "OUSTMm":  # texts, objects, dates: lists of them
         return [_inside("[]", value, depth) for value in array]
     if array.dtype not in DTYPES:
-        raise Misfit(
-            f"arrays of {array.dtype} have no Arrow type",
-            got=describe(array),
-            remedy=_REMEDIES.get(array.dtype.kind, "array.astype(np.float64)"),
-        )
+        remedy = _REMEDIES.get(array.dtype.kind, "array.astype(np.float64)")
+        raise Misfit(f"arrays of {array.dtype} have no Arrow type", got=describe(array), remedy=remedy)
     if not array.size:
-        raise Misfit(
-            "an array without elements has no fixed shape to keep",
-            got=describe(array),
-            remedy="a list ([]), or None where there is nothing",
-        )
+        what, remedy = "an array without elements has no fixed shape", "a list ([]), or None where there is nothing"
+        raise Misfit(what, got=describe(array), remedy=remedy)
     return array
 
 

@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 from batchwright.base.errors import BatchwrightError, SpecError
 from batchwright.base.words import counted
-from batchwright.buffer.arrow import as_table, pylist
+from batchwright.buffer.arrow import as_table, equal_rows, pylist, to_dataset
 from batchwright.buffer.batch import RowBatch, converted
-from batchwright.buffer.compare import equal_rows
+from batchwright.buffer.contents import Contents
 from batchwright.buffer.normalize import normalize
-from batchwright.buffer.retain import check_by
+from batchwright.buffer.retain import BufferSettings, check_by
 from batchwright.buffer.sample import Priorities, draw, weights
 from batchwright.buffer.schema import Numbers, Row
 from batchwright.buffer.values import rows_of, rows_to_columns
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 __all__ = ["BufferVersion", "Reads"]
 
 _ROWS_AT_ONCE = 1024
-_CHANGES = ("append", "extend", "update", "set", "drop", "commit", "rollback", "forget")
 
 
 class Reads(ABC):
@@ -160,8 +159,6 @@ class Reads(ABC):
     def select(self, indices: Array) -> DatasetBuffer:
         """A buffer in memory with the rows at `indices`, in this order. Both share them while neither changes them."""
         from batchwright.buffer.buffer import buffer_of
-        from batchwright.buffer.contents import Contents
-        from batchwright.buffer.retain import BufferSettings
 
         view = self._hold()
         index = view.checked(indices)
@@ -179,11 +176,9 @@ class Reads(ABC):
             mask = np.asarray(where)
             if mask.dtype != bool or mask.shape != (len(view),):
                 got = f"{mask.dtype} of shape {list(mask.shape)}" if mask.ndim else repr(where)
-                raise SpecError(
-                    f"where= is a function of a row, an Arrow expression, or {len(view):,} booleans; got {got}",
-                    parameter="where",
-                    remedy="buffer.filter(lambda row: row['loss'] > 1), or buffer.select(indices)",
-                )
+                what = f"where= is a function of a row, an Arrow expression, or {len(view):,} booleans; got {got}"
+                remedy = "buffer.filter(lambda row: row['loss'] > 1), or buffer.select(indices)"
+                raise SpecError(what, parameter="where", remedy=remedy)
             return self.select(np.flatnonzero(mask))
         return self.select(_passing(view, where))
 
@@ -314,8 +309,6 @@ class Reads(ABC):
 
     def to_hf_dataset(self) -> Any:
         """A `datasets.Dataset` of all rows."""
-        from batchwright.buffer.hf import to_dataset
-
         return to_dataset(self.to_table())
 
     def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
@@ -323,12 +316,11 @@ class Reads(ABC):
 
     def __repr__(self) -> str:
         view = self._look()
-        columns = ", ".join(f"{field.name} {field}" for field in view.schema)
-        return f"{type(self).__name__}({counted(len(view), 'row')}: {columns or 'no columns yet'})"
+        return f"{type(self).__name__}({counted(len(view), 'row')}: {str(view.schema) or 'no columns yet'})"
 
 
 class BufferVersion(Reads):
-    """A buffer as it was, to read."""
+    """A buffer as it was, to read; `buffer.rollback(version)` goes back to it."""
 
     def __init__(self, view: View, seed: int, kind: str | None) -> None:
         self._view, self._seed, self._kind = view.share(), seed, kind
@@ -344,12 +336,6 @@ class BufferVersion(Reads):
 
     def _look(self) -> View:
         return self._view
-
-    def __getattr__(self, name: str) -> Any:
-        text = f"{type(self).__name__!r} object has no attribute {name!r}"
-        if name in _CHANGES:
-            text += ": a version can only be read; buffer.rollback(version) goes back to it"
-        raise AttributeError(text, name=name, obj=self)
 
 
 def _table(view: View, index: NDArray[np.int64]) -> pa.Table:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from batchwright.base.errors import SpecError
 from batchwright.base.seeds import U64, key_of, mix64
 from batchwright.base.words import suggest
+from batchwright.buffer.schema import Numbers
 
 __all__ = [
     "BufferSettings",
@@ -65,20 +66,15 @@ def kept_count(n: int, fraction: Any) -> int:
     (29, 1, 0)
     """
     if not is_number(fraction) or fraction != fraction:
-        raise SpecError(
-            f"retain_prior must be a number from 0 to 1 (not NaN), got {fraction!r}",
-            parameter="retain_prior",
-            remedy="retain_prior=1.0 keeps all rows, 0.5 half of them, 0 none",
-        )
+        what = f"retain_prior must be a number from 0 to 1 (not NaN), got {fraction!r}"
+        remedy = "retain_prior=1.0 keeps all rows, 0.5 half of them, 0 none"
+        raise SpecError(what, parameter="retain_prior", remedy=remedy)
     if fraction > 1:
         remedy = "retain_prior=1.0 for all rows"
         if fraction <= 100:
             remedy = f"retain_prior={float(fraction) / 100:g} if percent are meant, 1.0 for all rows"
-        raise SpecError(
-            f"retain_prior={fraction} is over 1: rows can be kept once at most",
-            parameter="retain_prior",
-            remedy=remedy,
-        )
+        what = f"retain_prior={fraction} is over 1: rows can be kept once at most"
+        raise SpecError(what, parameter="retain_prior", remedy=remedy)
     return min(n, math.floor(n * max(float(fraction), 0.0) + 1e-9))
 
 
@@ -95,63 +91,49 @@ def check_by(by: Any, numeric: Collection[str], others: Collection[str], *, para
     no "-": a row's value is its share of the draws).
     """
     named = _STRATEGIES[parameter]
+    column, use_named = by, f"{parameter}={named[0]!r}"
+    if isinstance(by, str) and parameter != "by":
+        column = by.removeprefix("-")
     is_elsewhere = parameter == "drop_strategy" and by in _NAMED
-    if by in named or (isinstance(by, str) and _unsigned(by, parameter) in numeric and not is_elsewhere):
+    if by in named or (isinstance(by, str) and column in numeric and not is_elsewhere):
         return
-    headline, remedy = _why_not(by, numeric, others, parameter)
-    raise SpecError(
-        f"{parameter}{headline}",
-        parameter=parameter,
-        strategies=", ".join(map(repr, named)),
-        columns=", ".join(map(repr, numeric)) or "none of numbers",
-        remedy=remedy,
-    )
-
-
-def _unsigned(by: str, parameter: str) -> str:
-    """The column's name. `sample` knows no sign."""
-    return by if parameter == "by" else by.removeprefix("-")
-
-
-def _why_not(by: Any, numeric: Collection[str], others: Collection[str], parameter: str) -> tuple[str, str]:
-    """Return (the fault of a strategy, the remedy)."""
-    named = _STRATEGIES[parameter]
-    use_named = f"{parameter}={named[0]!r}"
     if not isinstance(by, str):
-        return f" must be the name of a strategy or a column, got {by!r}", use_named
-    column = _unsigned(by, parameter)
-    if by in _NAMED:
-        return f"={by!r} is a strategy of retain_prior_by only", use_named
-    if column in others:
-        headline = f"={by!r}: column {column!r} does not hold one number in each row"
-        return headline, f"a column of numbers (NaN where one is not known yet), or {use_named}"
-    headline = f"={by!r} is neither a strategy nor a column that rows have"
+        what, remedy = f"{parameter} must be the name of a strategy or a column, got {by!r}", use_named
+    elif by in _NAMED:
+        what, remedy = f"{parameter}={by!r} is a strategy of retain_prior_by only", use_named
+    elif column in others:
+        what = f"{parameter}={by!r}: column {column!r} does not hold one number in each row"
+        remedy = f"a column of numbers (NaN where one is not known yet), or {use_named}"
+    else:
+        what = f"{parameter}={by!r} is neither a strategy nor a column that rows have"
+        near = _nearest(by, column, named, numeric)
+        remedy = f"{use_named}; or add the column: buffer.set(buffer.ids, {column}=values)"
+        if near is not None:
+            remedy = f"{parameter}={near!r}"
+    strategies, columns = ", ".join(map(repr, named)), ", ".join(map(repr, numeric)) or "none of numbers"
+    raise SpecError(what, parameter=parameter, strategies=strategies, columns=columns, remedy=remedy)
+
+
+def _nearest(by: str, column: str, named: Collection[str], numeric: Collection[str]) -> str | None:
     near = suggest(by, [*named, *numeric]) or suggest(column, numeric)
     if near in numeric and by != column:
-        near = f"-{near}"
-    if near is not None:
-        return headline, f"{parameter}={near!r}"
-    return headline, f"{use_named}; or add the column: buffer.set(buffer.ids, {column}=values)"
+        return f"-{near}"
+    return near
 
 
-def column_of(by: str) -> tuple[str, bool] | None:
-    """(column, whether the largest come first) of a `retain_prior_by` or `drop_strategy`; None of a named strategy.
+def column_of(by: str) -> str | None:
+    """The column of a `retain_prior_by` or `drop_strategy`; None of a named strategy.
 
     >>> column_of("loss"), column_of("-loss"), column_of("latest"), column_of("-latest")
-    (('loss', False), ('loss', True), None, ('latest', True))
+    ('loss', 'loss', None, 'latest')
     """
-    return None if by in _NAMED else (by.removeprefix("-"), by.startswith("-"))
+    if by in _NAMED:
+        return None
+    return by.removeprefix("-")
 
 
 def keep(
-    n: int,
-    count: int,
-    by: str,
-    values: NDArray[Any] | None = None,
-    valid: NDArray[np.bool_] | None = None,
-    *,
-    seed: int,
-    number: int,
+    n: int, count: int, by: str, values: Numbers | None = None, *, seed: int, number: int
 ) -> slice | NDArray[np.int64]:
     """The `count` of n rows that stay, ascending: a slice for "latest" and "oldest".
 
@@ -163,8 +145,8 @@ def keep(
     | "x"        | those with the smallest value            |
     | "-x"       | those with the largest value             |
 
-    By a column: of equal values the newer row is kept. Rows whose value is null (`valid` is False there) or NaN are
-    kept last, the newer ones of them first. Numbers are compared in their own type: 2**63 + 1 is more than 2**63.
+    By a column: of equal values the newer row is kept. Rows whose value is null or NaN are kept last, the newer ones
+    of them first. Numbers are compared in their own type: 2**63 + 1 is more than 2**63.
     """
     if by == "latest":
         return slice(n - count, n)
@@ -172,23 +154,16 @@ def keep(
         return slice(0, count)
     if by == "random":
         return choose(n, count, key_of(seed, "retain", number))
-    column = column_of(by)
-    assert column is not None
     assert values is not None
-    return _all_but(_first_to_go(values, valid, n - count, largest=not column[1]), n)
+    return _all_but(_first_to_go(values, n - count, largest=not by.startswith("-")), n)
 
 
 def drop(
-    n: int,
-    count: int,
-    by: str,
-    values: NDArray[Any] | None = None,
-    valid: NDArray[np.bool_] | None = None,
-    *,
-    seed: int,
-    number: int,
+    n: int, count: int, by: str, values: Numbers | None = None, *, seed: int, number: int
 ) -> slice | NDArray[np.int64]:
     """The `count` of n rows that go, ascending: a slice for "oldest".
+
+    By a column they are those that `keep` by the other sign leaves.
 
     | by         | dropped                                  |
     |------------|------------------------------------------|
@@ -196,35 +171,29 @@ def drop(
     | "random"   | any, by (seed, number)                   |
     | "x"        | those with the smallest value            |
     | "-x"       | those with the largest value             |
-
-    By a column: of equal values the older row goes; null and NaN go before all others, the older ones of them first.
-    So what `drop` by "x" leaves is what `keep` by "-x" keeps.
     """
     if by == "oldest" or count == n:
         return slice(0, count)
     if by == "random":
         return choose(n, count, key_of(seed, "drop", number))
-    column = column_of(by)
-    assert column is not None
     assert values is not None
-    return _first_to_go(values, valid, count, largest=column[1])
+    return _first_to_go(values, count, largest=by.startswith("-"))
 
 
-def _first_to_go(
-    values: NDArray[Any], valid: NDArray[np.bool_] | None, count: int, *, largest: bool
-) -> NDArray[np.int64]:
+def _first_to_go(column: Numbers, count: int, *, largest: bool) -> NDArray[np.int64]:
     """The `count` rows, ascending, that go: null and NaN, then by value, and the older one first of equals."""
+    values, valid = column
     if count == 1 and valid is None:
         # Both of these take a NaN for the extreme, and the first of equals: the very row. And they are the fastest.
         return np.array([values.argmax() if largest else values.argmin()], np.int64)
     if values.dtype == np.bool_:
         values = values.view(np.uint8)
-    missing = np.isnan(values) if values.dtype.kind == "f" else None
-    if valid is not None:
-        missing = ~valid if missing is None else missing | ~valid
-    if missing is None or not missing.any():
-        return _extreme(values, count, largest=largest)
+    missing = ~column.has_value
+    if values.dtype.kind == "f":
+        missing |= np.isnan(values)
     lost = np.flatnonzero(missing)
+    if not len(lost):
+        return _extreme(values, count, largest=largest)
     if len(lost) >= count:
         return lost[:count].astype(np.int64, copy=False)
     there = np.flatnonzero(~missing)
@@ -308,21 +277,12 @@ def below(noise: U64, n: int) -> NDArray[np.int64]:
     >>> below(np.array([0, 2**63, 2**64 - 1], np.uint64), 10)
     array([0, 5, 9])
     """
-    high, low = noise >> _S32, noise & _LOW
-    n_high, n_low = np.uint64(n >> 32), np.uint64(n & 0xFFFFFFFF)
-    # Schoolbook multiplication in base 2^32; no sum here can pass 2^64.
-    low *= n_low
+    if n >> 32:  # exact, and slow: no buffer has that many rows
+        return np.array([number * n >> 64 for number in noise.tolist()], np.int64)
+    high, low, limit = noise >> _S32, noise & _LOW, np.uint64(n)
+    low *= limit
     low >>= _S32
-    if n_high == 0:
-        high *= n_low
-        high += low
-        high >>= _S32
-        return high.view(np.int64)
-    cross = high * n_low
-    cross += low
-    carry = (noise & _LOW) * n_high
-    carry += cross & _LOW
-    high *= n_high
-    high += cross >> _S32
-    high += carry >> _S32
+    high *= limit
+    high += low
+    high >>= _S32
     return high.view(np.int64)

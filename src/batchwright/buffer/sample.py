@@ -26,7 +26,7 @@ from batchwright.base.errors import SpecError
 from batchwright.base.seeds import U64, key_of, mix64
 from batchwright.buffer.retain import below, choose, is_number, sequence
 
-__all__ = ["Priorities", "SampleDraw", "draw", "weights"]
+__all__ = ["Priorities", "draw", "weights"]
 
 F64 = NDArray[np.float64]
 
@@ -49,7 +49,9 @@ class SampleDraw:
     @property
     def probability(self) -> F64:
         """The probabilities in one draw from all rows: the first draw if replace=False; later ones have fewer rows."""
-        return np.full(len(self.index), self.chance) if isinstance(self.chance, float) else self.chance
+        if isinstance(self.chance, float):
+            return np.full(len(self.index), self.chance)
+        return self.chance
 
 
 class Priorities:
@@ -79,17 +81,15 @@ class Priorities:
         if valid is not None:
             plain[~valid] = 0.0
         smallest, largest = float(plain.min(initial=0.0)), float(plain.max(initial=0.0))
-        row, wrong, remedy = next(iter(range(len(plain))), None), "", ""
+        what = f"column {column!r} cannot be drawn by"
         if not (smallest >= 0 and largest < math.inf):  # so written that NaN is caught: it is the extreme of all
             row = int((~((plain >= 0) & (plain < math.inf))).argmax())
-            wrong = f"its value in row {row} is {values[row]}"
+            what = f"{what}: its value in row {row} is {values[row]}"
             remedy = "priorities are finite and at least 0; null or 0 where a row is not to be drawn"
-        elif largest == 0.0:
-            wrong = "no row has a priority above 0"
+            raise SpecError(what, parameter="by", column=column, row=row, remedy=remedy)
+        if largest == 0.0:
             remedy = "by='uniform', or set priorities first"
-        if wrong:
-            headline = f"column {column!r} cannot be drawn by: {wrong}"
-            raise SpecError(headline, parameter="by", column=column, row=row, remedy=remedy)
+            raise SpecError(f"{what}: no row has a priority above 0", parameter="by", column=column, remedy=remedy)
         if power != 1.0:
             shares = np.where(plain > 0, _raised(plain / largest, power), 0.0)
         elif 2.0**-500 < largest < 2.0**500:
@@ -140,19 +140,11 @@ def draw(
     count, step, seed = at_least(0, n=count), whole_number(step=step), whole_number(seed=seed)
     if half_life is not None and by != "recent":
         raise SpecError(f"half_life is of by='recent', not of by={by!r}", parameter="half_life", remedy="by='recent'")
-    assert (priorities is None) == (by in ("uniform", "recent")), (
-        "Priorities are for drawing by a column, and needed there"
-    )
-    available = num_rows if priorities is None else priorities.num_available
-    if count and not available:
-        raise SpecError("there are no rows to draw from", parameter="n", remedy="append rows first")
-    if count > available and not replace:
-        raise SpecError(
-            f"{count} distinct rows cannot be drawn: there are {available}"
-            + ("" if priorities is None else f" with a priority above 0, of {num_rows}"),
-            parameter="n",
-            remedy=f"n={available} at most, or replace=True",
-        )
+    assert (priorities is None) == (by in ("uniform", "recent"))
+    if priorities is None:
+        _check_count(count, num_rows, replace)
+    else:
+        _check_count(count, priorities.num_available, replace, f" with a priority above 0, of {num_rows}")
     key = key_of(seed, "sample", number, step, by, "again" if replace else "once")
     if by == "uniform":
         return _draw_uniformly(num_rows, count, key, replace)
@@ -160,6 +152,14 @@ def draw(
         return _draw_recent(num_rows, count, key, replace, _lives_of(num_rows, half_life))
     assert len(priorities) == num_rows
     return _draw_by_priority(priorities, count, key, replace)
+
+
+def _check_count(count: int, available: int, replace: bool, which: str = "") -> None:
+    if count and not available:
+        raise SpecError("there are no rows to draw from", parameter="n", remedy="append rows first")
+    if count > available and not replace:
+        what = f"{count} distinct rows cannot be drawn: there are {available}{which}"
+        raise SpecError(what, parameter="n", remedy=f"n={available} at most, or replace=True")
 
 
 def _noise(count: int, key: int) -> U64:
@@ -304,7 +304,6 @@ def _not_negative(**parameter: Any) -> float:
     """The one named parameter as a finite float from 0 up."""
     ((name, value),) = parameter.items()
     if not is_number(value) or not 0 <= value <= sys.float_info.max:
-        raise SpecError(
-            f"{name} must be a finite number of at least 0, got {value!r}", parameter=name, remedy=f"{name}=1.0"
-        )
+        what = f"{name} must be a finite number of at least 0, got {value!r}"
+        raise SpecError(what, parameter=name, remedy=f"{name}=1.0")
     return float(value)

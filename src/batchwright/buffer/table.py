@@ -22,7 +22,6 @@ from batchwright.buffer.blocks import (
     SlowWrite,
     capacity_for,
     costs,
-    missing_column,
     refuse_write,
 )
 from batchwright.buffer.schema import Columns, Row, Schema, num_rows_of, part_of
@@ -267,14 +266,14 @@ class BufferTable:
     def keep(self, which: slice | NDArray[np.int64]) -> None:
         """Only these rows stay: consecutive ones, or some, ascending."""
         self._view = None
-        if isinstance(which, slice):
-            begin, end, _ = which.indices(self.num_rows)
-            self._drop_last(self.num_rows - max(end, begin))
-            self.drop_first(begin)
+        if isinstance(which, slice) and which.stop == self.num_rows:
+            self.drop_first(which.start)
             if 2 * self.num_rows < sum(block.num_rows for block in self._blocks()):
                 self._part_tail()
                 self._compact()
             return
+        if isinstance(which, slice):
+            which = np.arange(which.start, which.stop)
         self._part_tail()
         self._sealed = [segment.at(local) for segment, local in self._by_segment(which) if len(local)]
         self.num_rows = len(which)
@@ -323,19 +322,6 @@ class BufferTable:
         self._view, self._sealed = None, sealed[gone:]
         self._tail_start += left
         self.num_rows -= count
-
-    def _drop_last(self, count: int) -> None:
-        if not count:
-            return
-        self._part_tail()
-        self.num_rows -= count
-        while count:
-            segment = self._sealed.pop()
-            rows = segment.num_rows
-            if count < rows:
-                self._sealed.append(segment.part(0, rows - count))
-                return
-            count -= rows
 
     def _compact(self) -> None:
         """Write neighbours that have few live rows anew, as one block: the rows that went have paid for it."""
@@ -407,7 +393,7 @@ class BufferTable:
             for name, values in columns.items():
                 field = schema.by_name[name]
                 if not field.is_null:
-                    column: Any = changed.get(name) or missing_column(field, place.block)
+                    column: Any = changed.get(name) or place.block.missing_column(field)
                     changed[name] = column.changed(offset[mine], part_of(values, mine), place.block.num_rows)
             if number < len(sealed):
                 self._sealed[sealed[number]] = place._replace(columns=changed)

@@ -7,30 +7,121 @@ the column and both types, and the buffer stays unchanged.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
 from batchwright.base.errors import SampleError
-from batchwright.buffer.arrow import as_tensors, from_arrow, joined, pylist
-from batchwright.buffer.arrow_types import is_list, is_tensor, numbers_of, plain_type, types_inside
-from batchwright.buffer.column import (
-    check_names,
-    fit_column,
-    infer_column,
-    learn,
-    plain_column,
-    refuse_column,
-    refuse_missing,
-    sample_error,
-    with_type,
+from batchwright.base.words import suggest
+from batchwright.buffer.arrow import as_tensors, from_arrow, has_value, joined, pylist
+from batchwright.buffer.fit import fit, infer
+from batchwright.buffer.plain_values import DTYPES, SIMPLE, Misfit, array_of_tensor, is_array, is_name, kind_of, plain
+from batchwright.buffer.schema import (
+    Columns,
+    Field,
+    Numbers,
+    Row,
+    Schema,
+    Values,
+    is_list,
+    is_tensor,
+    merge,
+    num_rows_of,
+    numbers_of,
+    part_of,
+    plain_type,
+    types_inside,
 )
-from batchwright.buffer.plain_values import DTYPES, Misfit, array_of_tensor, is_array, kind_of, plain
-from batchwright.buffer.schema import Columns, Field, Numbers, Row, Schema, Values, num_rows_of, part_of
 
-__all__ = ["arrays_to_columns", "column_for_set", "infer_schema", "rows_of", "rows_to_columns", "schema_of_arrow"]
+__all__ = [
+    "arrays_to_columns",
+    "check_names",
+    "column_for_set",
+    "infer_schema",
+    "is_column",
+    "refuse_column",
+    "rows_of",
+    "rows_to_columns",
+    "schema_of_arrow",
+]
+
+T = TypeVar("T")
+
+
+def check_names(names: Iterable[Any], rows: Sequence[Row] = ()) -> None:
+    """Refuse invalid names of columns. `rows` are those that the names are from."""
+    seen = set()
+    for name in names:
+        if name in seen:
+            raise SampleError(f"two columns are named {name!r}", column=name, remedy="rename one of them")
+        seen.add(name)
+        if not is_name(name):
+            what, got = f"a column named {name!r}: names are Unicode text, not empty", type(name).__name__
+            row = next((number for number, row in enumerate(rows) if name in row), None)
+            raise SampleError(what, row=row, column=repr(name), got=got, remedy="a name of type str")
+
+
+def _plain_column(name: str, values: list[Any]) -> list[Any]:
+    if SIMPLE.issuperset(map(type, values)):
+        return values
+    return _checked(name, values, lambda some: [plain(value) for value in some])
+
+
+def _fit_column(values: list[Any], field: Field) -> tuple[Values, Field]:
+    """Python values as a column, and its field, with types in place of unknown ones."""
+    values = _plain_column(field.name, values)
+    if field.is_open:
+        field = _learn(field, values)
+    return _checked(field.name, values, lambda some: fit(some, field)), field
+
+
+def _checked(name: str, values: list[Any], check: Callable[[list[Any]], T]) -> T:
+    """Apply `check` to a column. If it refuses the column, the error names the first row that it fails at."""
+    try:
+        return check(values)
+    except Misfit as error:
+        misfit = error
+    passes, fails = 0, len(values)
+    while fails - passes > 1:
+        middle = (passes + fails) // 2
+        try:
+            check(values[:middle])
+            passes = middle
+        except Misfit as error:
+            fails, misfit = middle, error
+    raise misfit.error(fails - 1, name)
+
+
+def _learn(field: Field, values: list[Any]) -> Field:
+    if field.is_null:
+        return _with_type(field, _checked(field.name, values, infer))
+    try:
+        return _with_type(field, infer(values))
+    except Misfit:
+        return field  # they do not fit: the row that does not is found then
+
+
+def _with_type(field: Field, kind: pa.DataType) -> Field:
+    merged = merge(field.type, kind)
+    return field if merged == field.type else dataclasses.replace(field, type=merged)
+
+
+def refuse_column(name: str, schema: Schema, row: int | None = None) -> None:
+    remedy = f"buffer.set(ids, {name}=...) adds it, or schema=pa.schema(...) beforehand"
+    near = suggest(name, schema.names)
+    if near is not None:
+        remedy = f"{near!r}, if that was meant; else {remedy}"
+    what, has = f"a column that this buffer does not have: {name!r}", ", ".join(schema.names)
+    raise SampleError(what, row=row, column=name, has=has, remedy=remedy)
+
+
+def _refuse_missing(row: int | None, field: Field) -> None:
+    what, remedy = f"the column {field.name!r} is missing", f"{{{field.name!r}: ...}}"
+    if field.nullable:
+        remedy += ", or None"
+    raise SampleError(what, row=row, column=field.name, has=str(field), got="nothing", remedy=remedy)
 
 
 # Schemas
@@ -50,9 +141,9 @@ def infer_schema(rows: Sequence[Row]) -> Schema:
     check_names(names, rows)
     fields = []
     for name in names:
-        values = plain_column(name, [row.get(name) for row in rows])
+        values = _plain_column(name, [row.get(name) for row in rows])
         is_required = not any(value is None for value in values)
-        fields.append(Field(name, infer_column(name, values), required=is_required))
+        fields.append(_learn(Field(name, pa.null(), required=is_required), values))
     return Schema(tuple(fields))
 
 
@@ -64,7 +155,7 @@ def schema_of_arrow(schema: pa.Schema) -> Schema:
         try:
             _check_tensors(field.type)
         except Misfit as misfit:
-            raise sample_error(misfit, None, field.name) from None
+            raise misfit.error(column=field.name) from None
         kind = plain_type(field.type)
         fields.append(Field(field.name, kind, required=not field.nullable, nullable=field.nullable))
     return Schema(tuple(fields))
@@ -73,11 +164,8 @@ def schema_of_arrow(schema: pa.Schema) -> Schema:
 def _check_tensors(kind: pa.DataType) -> None:
     for inner in filter(is_tensor, types_inside(kind)):
         if numbers_of(inner) is None:
-            raise Misfit(
-                f"tensors of {inner.value_type} cannot be kept",
-                got=str(inner.value_type),
-                remedy="tensors of numbers or bool, or pa.list_(...)",
-            )
+            got, remedy = str(inner.value_type), "tensors of numbers or bool, or pa.list_(...)"
+            raise Misfit(f"tensors of {got} cannot be kept", got=got, remedy=remedy)
 
 
 # Rows
@@ -93,12 +181,10 @@ def rows_to_columns(rows: Sequence[Row], schema: Schema) -> tuple[Columns, Schem
     columns: Columns = {}
     learnt = []
     for field in schema:
-        values = plain_column(field.name, _values_of(rows, field))
-        if field.is_open:
-            field = learn(field, values)
-            learnt.append(field)
-        columns[field.name] = fit_column(values, field)
-    return columns, schema.merged(learnt) if learnt else schema
+        columns[field.name], found = _fit_column(_values_of(rows, field), field)
+        if found is not field:
+            learnt.append(found)
+    return columns, schema.merged(learnt)
 
 
 def _values_of(rows: Sequence[Row], field: Field) -> list[Any]:
@@ -106,7 +192,7 @@ def _values_of(rows: Sequence[Row], field: Field) -> list[Any]:
         return [row[field.name] for row in rows]
     except KeyError:
         if field.required:
-            refuse_missing(next(number for number, row in enumerate(rows) if field.name not in row), field)
+            _refuse_missing(next(number for number, row in enumerate(rows) if field.name not in row), field)
         return [row.get(field.name) for row in rows]
 
 
@@ -121,130 +207,109 @@ def rows_of(schema: Schema, columns: Columns) -> list[Row]:
 
 
 def arrays_to_columns(arrays: Mapping[str, Any], schema: Schema | None) -> tuple[Columns, Schema]:
-    """Arrays by name as columns. Arrays of numbers and Arrow data are checked and taken whole, not row by row."""
-    if schema is None:
+    """Arrays by name as columns: of this schema, if it has any. Arrays and Arrow data are checked and taken whole."""
+    known = schema or Schema()
+    if not known:
         check_names(arrays)
-        made = {name: _column(name, values, None) for name, values in arrays.items()}
-        return {name: values for name, (values, _) in made.items()}, Schema(tuple(f for _, f in made.values()))
-    for name in arrays:
-        if name not in schema.by_name:
-            check_names([name])
-            refuse_column(name, schema)
     columns: Columns = {}
-    learnt = []
+    fields = []
     for name, values in arrays.items():
-        columns[name], field = _column(name, values, schema.by_name[name])
-        learnt.append(field)
+        field = known.by_name.get(name)
+        if field is None and known:
+            check_names([name])
+            refuse_column(name, known)
+        columns[name], field = _column(values, field or Field(name, pa.null()))
+        if not known:
+            field = dataclasses.replace(field, required=bool(has_value(columns[name]).all()))
+        fields.append(field)
     num_rows = num_rows_of(columns)
-    for field in schema:
+    for field in known:
         if field.name not in columns:
             if field.required:
-                refuse_missing(None, field)
-            columns[field.name] = fit_column([None] * num_rows, field)
-    return {name: columns[name] for name in schema.by_name}, schema.merged(learnt)
+                _refuse_missing(None, field)
+            columns[field.name], _ = _fit_column([None] * num_rows, field)
+    merged = known.merged(fields)
+    return {name: columns[name] for name in merged.names}, merged
 
 
 def column_for_set(name: str, values: Any, count: int, field: Field | None) -> tuple[Values, Field]:
     """`count` values of one column, or one scalar for all of them. A new column (no field) is not required."""
     check_names([name])
-    if _is_one(values):
-        one, field = _from_list(name, [values], field, required=False)
+    field = field or Field(name, pa.null(), required=False)
+    if not is_column(values):
+        one, field = _fit_column([values], field)
         return part_of(one, np.zeros(count, np.int64)), field
     if len(values) != count:
-        raise SampleError(
-            f"{len(values)} values for {count} rows",
-            column=name,
-            has=f"{count} rows",
-            got=f"{len(values)} values",
-            remedy="one value for each id, or one scalar for all",
-        )
-    found, found_field = _column(name, values, field)
-    if field is None:
-        found_field = dataclasses.replace(found_field, required=False)
-    return found, found_field
+        has, got, remedy = f"{count} rows", f"{len(values)} values", "one value for each id, or one scalar for all"
+        raise SampleError(f"{got} for {has}", column=name, has=has, got=got, remedy=remedy)
+    return _column(values, field)
 
 
-def _is_one(values: Any) -> bool:
+def is_column(values: Any) -> bool:
+    """Whether this is a list, an array, a series or Arrow data: one value for each row, not one value."""
     if isinstance(values, list | tuple | range | pa.Array | pa.ChunkedArray) or kind_of(type(values)) == "series":
-        return False
-    return not (is_array(values) and len(values.shape))
+        return True
+    return is_array(values) and len(values.shape) > 0
 
 
-def _column(name: str, values: Any, field: Field | None) -> tuple[Values, Field]:
+def _column(values: Any, field: Field) -> tuple[Values, Field]:
     """Return some values (a list, an array, a tensor, a series or Arrow data) as a column, with its new field."""
     try:
         if kind_of(type(values)) == "series":
             values = pa.array(values)
         if isinstance(values, pa.Array | pa.ChunkedArray):
-            return _from_arrow(name, joined(values), field)
+            return _from_arrow(joined(values), field)
         if is_array(values):
             array = array_of_tensor(values)
             if array.ndim and array.dtype in DTYPES:
-                return _from_numbers(name, Numbers(array), field)
+                return _from_numbers(Numbers(array), field)
             if array.ndim == 1 and array.dtype.kind in "Mm":
-                return _from_arrow(name, pa.array(array), field)
+                return _from_arrow(pa.array(array), field)
             plain(array[:1])  # so that dtypes that have no Arrow type are refused by name
-            values = list(array)
     except Misfit as misfit:
-        raise sample_error(misfit, None, name) from None
-    return _from_list(name, list(values), field)
+        raise misfit.error(column=field.name) from None
+    return _fit_column(list(values), field)
 
 
-def _from_list(name: str, values: list[Any], field: Field | None, *, required: bool = True) -> tuple[Values, Field]:
-    values = plain_column(name, values)
-    if field is None:
-        is_required = required and not any(value is None for value in values)
-        field = Field(name, infer_column(name, values), required=is_required)
-    elif field.is_open:
-        field = learn(field, values)
-    return fit_column(values, field), field
-
-
-def _from_numbers(name: str, numbers: Numbers, field: Field | None) -> tuple[Values, Field]:
+def _from_numbers(numbers: Numbers, field: Field) -> tuple[Values, Field]:
     """Numbers [rows, *shape] as a column: of their own type, or of a field's."""
     dtype, shape = numbers.values.dtype, numbers.values.shape[1:]
-    if field is None or field.is_null:
+    if field.is_null:
         if 0 in shape:
             plain(np.empty(shape, dtype))  # says why not
         kind = pa.from_numpy_dtype(dtype)
         if shape:
             kind = pa.fixed_shape_tensor(kind, shape)
-        field = with_type(field or Field(name, kind, required=numbers.valid is None), kind)
+        field = _with_type(field, kind)
     if field.numbers == (dtype, shape):
-        _check_nulls(numbers.valid, field)
+        _check_nulls(numbers, field)
         return numbers, field
     if not shape:
         return from_arrow(field, pa.array(numbers.values)), field
     if is_list(field.type):
-        return fit_column(pylist(numbers), field), field
+        return _fit_column(pylist(numbers), field)
     got = f"{dtype}{list(shape)}"
     raise Misfit("an array of another shape or type", has=str(field), got=got, remedy=f"one of {field} for each row")
 
 
-def _from_arrow(name: str, array: pa.Array, field: Field | None) -> tuple[Values, Field]:
-    if field is None or field.is_open:
+def _from_arrow(array: pa.Array, field: Field) -> tuple[Values, Field]:
+    if field.is_open:
         _check_tensors(array.type)
-    if field is None or field.is_null or is_tensor(field.type):
+    if field.is_null or is_tensor(field.type):
         numbers = as_tensors(array)
         if numbers is not None:
-            return _from_numbers(name, numbers, field)
-    if field is None:
-        field = Field(name, plain_type(array.type), required=not array.null_count)
-    elif field.is_open:
-        field = with_type(field, plain_type(array.type))
-    if array.null_count:
-        _check_nulls(array.is_valid().to_numpy(zero_copy_only=False), field)
+            return _from_numbers(numbers, field)
+    if field.is_open:
+        field = _with_type(field, plain_type(array.type))
+    _check_nulls(array, field)
     return from_arrow(field, array), field
 
 
-def _check_nulls(valid: np.ndarray | None, field: Field) -> None:
-    if field.nullable or valid is None or valid.all():
+def _check_nulls(values: Values, field: Field) -> None:
+    if field.nullable:
         return
-    raise SampleError(
-        "no value in a column that must have one",
-        row=int(valid.argmin()),
-        column=field.name,
-        has=str(field),
-        got="null",
-        remedy="a value, e.g. array.fill_null(...)",
-    )
+    valid = has_value(values)
+    if not valid.all():
+        what, row = "no value in a column that must have one", int(valid.argmin())
+        remedy = "a value, e.g. array.fill_null(...)"
+        raise SampleError(what, row=row, column=field.name, has=str(field), got="null", remedy=remedy)

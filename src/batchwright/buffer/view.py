@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from batchwright.base.errors import RowIndexError, SpecError
 from batchwright.base.fingerprint import fingerprint
 from batchwright.base.words import listed, suggest
-from batchwright.buffer.blocks import ArrowColumn, NumberColumn, RowBlock, Segment, missing
+from batchwright.buffer.blocks import ArrowColumn, RowBlock, Segment, column_of_values, missing
 from batchwright.buffer.schema import Columns, Field, Numbers, Schema, Values
 from batchwright.columns.addresses import ScatteredRows, gather
 
@@ -53,12 +53,10 @@ class View:
             return index
         wrong = index[(index < -count) | (index >= count)]
         if len(wrong):
-            remedy = "the buffer is empty: append rows first"
+            what, remedy = f"row {wrong[0]} is not in a buffer of {count:,} rows", "append rows first"
             if count:
                 remedy = f"a number from {-count} to {count - 1}"
-            raise RowIndexError(
-                f"row {wrong[0]} is not in a buffer of {count:,} rows", index=int(wrong[0]), remedy=remedy
-            )
+            raise RowIndexError(what, index=int(wrong[0]), remedy=remedy)
         return np.where(index < 0, index + count, index)
 
     @cached_property
@@ -95,12 +93,9 @@ class View:
         find = self._by_order if self._id_ranges is None else self._by_segment
         found, known = find(wanted)
         if not known.all():
-            gone = wanted[~known]
-            raise RowIndexError(
-                f"not in the buffer: id {listed(gone.tolist(), 3)}",
-                id=int(gone[0]),
-                remedy="ids that buffer.ids holds: rows that were dropped are gone, and no id is used twice",
-            )
+            gone = wanted[~known].tolist()
+            remedy = "ids that buffer.ids holds: rows that were dropped are gone, and no id is used twice"
+            raise RowIndexError(f"not in the buffer: id {listed(gone, 3)}", id=gone[0], remedy=remedy)
         return found
 
     @cached_property
@@ -253,17 +248,16 @@ class View:
     def only(self, names: Sequence[str]) -> View:
         """The same rows, with some of their columns."""
         known = self.schema.by_name
-        if isinstance(names, str) or not names or not known.keys() >= set(names):
-            listed = [names] if isinstance(names, str) else names
-            unknown = next((name for name in listed if name not in known), None)
+        unknown = [name for name in names if name not in known]
+        if isinstance(names, str) or not names or unknown:
             near, wrong = next(iter(known), "..."), "a list of names, not empty"
-            if unknown is not None:
-                near, wrong = suggest(str(unknown), known) or near, f"there is no column {unknown!r}"
+            if isinstance(names, str):
+                near = suggest(names, known) or near
+            elif unknown:
+                near, wrong = suggest(str(unknown[0]), known) or near, f"there is no column {unknown[0]!r}"
+            listed = ", ".join(map(repr, known))
             raise SpecError(
-                f"columns={names!r}: {wrong}",
-                parameter="columns",
-                columns=", ".join(map(repr, known)),
-                remedy=f"columns=[{near!r}]",
+                f"columns={names!r}: {wrong}", parameter="columns", columns=listed, remedy=f"columns=[{near!r}]"
             )
         schema = Schema(tuple(known[name] for name in dict.fromkeys(names)))
         return View(self.segments, schema, self.number, self.origins)
@@ -315,11 +309,8 @@ def _from_content(
     block.num_rows, block.ids = len(ids), ids
     block.ledger.extend(ledger.tolist())
     for name, values in columns.items():
-        field = schema.by_name[name]
-        if isinstance(values, Numbers):
-            block.columns[name] = NumberColumn(*values, shared=True)
-        elif not field.is_null:
-            block.columns[name] = ArrowColumn(field.type, values)
+        if not schema.by_name[name].is_null:
+            block.columns[name] = column_of_values(values)
     return View([Segment.of(block)], schema, number, origins)
 
 
@@ -388,11 +379,11 @@ def whole_numbers(numbers: Any, what: str) -> NDArray[np.int64]:
     if not found.size:
         return np.empty(0, np.int64)
     if found.dtype.kind not in "iu" or found.ndim > 1 or (found.dtype == np.uint64 and int(found.max()) >= 1 << 63):
-        raise SpecError(
-            f"{what} are whole numbers, got {found.dtype} of shape {list(found.shape)}",
-            parameter=what,
-            remedy="np.flatnonzero(mask), where this is a mask" if found.dtype == bool else "a list of row numbers",
-        )
+        headline = f"{what} are whole numbers, got {found.dtype} of shape {list(found.shape)}"
+        remedy = "a list of row numbers"
+        if found.dtype == bool:
+            remedy = "np.flatnonzero(mask), where this is a mask"
+        raise SpecError(headline, parameter=what, remedy=remedy)
     return np.atleast_1d(found).astype(np.int64)
 
 
@@ -401,6 +392,5 @@ def refuse_twice(numbers: NDArray[np.int64], what: str, remedy: str | None = Non
     ordered = np.sort(numbers)
     twice = ordered[1:][ordered[1:] == ordered[:-1]]
     if len(twice):
-        raise SpecError(
-            f"{what} name row {twice[0]} twice", parameter=what, remedy=remedy or f"each once: np.unique({what})"
-        )
+        remedy = remedy or f"each once: np.unique({what})"
+        raise SpecError(f"{what} name row {twice[0]} twice", parameter=what, remedy=remedy)
