@@ -10,13 +10,10 @@ from pathlib import Path
 import pytest
 
 from batchwright.base.errors import BusyError, QueueError
-from batchwright.queue.claims import Claim, claim_next, give_back
-from batchwright.queue.file_names import file_name
-from batchwright.queue.folder import QueueFolder, SplitFolder
+from batchwright.queue.claims import Claim, claim_next, give_back, quarantine, rewind
+from batchwright.queue.folder import QueueFolder, SplitFolder, file_name
 from batchwright.queue.making import begin, give_up, publish
 from batchwright.queue.members import Liveness, QueueMember, read_failures
-from batchwright.queue.quarantine import quarantine
-from batchwright.queue.rewind import rewind
 from refusals import refused
 
 ROWS = 4

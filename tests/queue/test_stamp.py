@@ -18,9 +18,8 @@ import pytest
 
 import batchwright
 from batchwright.base.errors import QueueError, SpecError
-from batchwright.queue.differences import differences
 from batchwright.queue.meta import check_meta
-from batchwright.queue.stamp import Stamp, _plain, normalised, stamp_of
+from batchwright.queue.stamp import Stamp, _plain, differences, normalised, stamp_of
 from refusals import refused
 
 META = {"vocab_size": 65, "batch_schema": [{"name": "x", "dtype": "int64", "shape": [8]}]}

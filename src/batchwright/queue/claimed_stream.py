@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from batchwright.base.errors import PlanError, QueueError
-from batchwright.queue.claims import Claim, beginning, claim_next, give_back
-from batchwright.queue.membership import Membership
+from batchwright.queue.claims import Claim, beginning, claim_next, give_back, rewind
+from batchwright.queue.members import Membership
 from batchwright.queue.reading import Arrays, FileShape, LoadedFile, Position, joined
-from batchwright.queue.rewind import rewind
 from batchwright.queue.streams import SplitReader, StreamCounts, check_shape, replace_older
 
 __all__ = ["ClaimedStream"]

@@ -1,21 +1,38 @@
-"""Claims of files. A claimed file belongs to one consumer; 16 bytes beside it record its progress."""
+"""Claims of files. A claimed file belongs to one consumer; 16 bytes beside it record its progress.
+
+A file ends in one of three ways: its consumer deletes it, gives it back, or puts it aside because it is damaged. A
+consumer that is alone can go back to an earlier file.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
+import json
 import mmap
 import os
 import struct
+import time
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
 
-from batchwright.queue.file_names import EXTENSION, write_number
-from batchwright.queue.folder import Listing, SplitFolder
+from batchwright.base.errors import BusyError, QueueError
+from batchwright.queue.folder import EXTENSION, KEPT, Listing, SplitFolder, digits_of, write_number, write_text
 from batchwright.queue.members import QueueMember
-from batchwright.queue.rank_start import refuse_after_ranks
+from batchwright.queue.ranks import living_ranks, refuse_after_ranks, refuse_beside_ranks
 
-__all__ = ["Claim", "beginning", "claim_in_place", "claim_next", "give_back", "read_rows", "return_claims_of_dead"]
+__all__ = [
+    "Claim",
+    "beginning",
+    "claim_in_place",
+    "claim_next",
+    "give_back",
+    "quarantine",
+    "read_rows",
+    "return_claims_of_dead",
+    "rewind",
+]
 
 _ROWS = struct.Struct("<qq")
 
@@ -191,3 +208,98 @@ def _return_path(folder: SplitFolder, number: int, path: Path) -> None:
     except FileNotFoundError:  # its consumer was not dead, and is done with it
         folder.returned_path(number).unlink(missing_ok=True)
     rows_beside(path).unlink(missing_ok=True)
+
+
+# Damaged files
+
+
+def quarantine(
+    folder: SplitFolder, number: int | None, reason: str, path: Path, inode: int, claim: Claim | None = None
+) -> Path:
+    """Put the file at `path` aside, and return its new path.
+
+    A file with another inode is left alone: the old one was put aside before, and is made again already. Kept
+    batches have no number: a provider sees that they are missing.
+    """
+    name = KEPT
+    if number is not None:
+        name = digits_of(number)
+    with folder.one_at_a_time():
+        names = (f"{folder.name}-{name}.{attempt}{EXTENSION}" for attempt in itertools.count())
+        aside = next(path for path in map(folder.queue.quarantine.joinpath, names) if not path.exists())
+        with contextlib.suppress(FileNotFoundError):
+            if path.stat().st_ino != inode:
+                return aside
+            report = {"split": folder.name, "number": number, "reason": reason, "found": time.time()}
+            write_text(aside.with_suffix(".json"), json.dumps(report, indent=2) + "\n")
+            if number is not None:
+                folder.want(number)  # first: a number that is wanted and there is not made again
+                if claim is not None and claim.handed:
+                    folder.write_returned(number, claim.recorded, claim.handed)
+            os.rename(path, aside)
+        if claim is not None:
+            claim.rest()
+            rows_beside(path).unlink(missing_ok=True)
+    return aside
+
+
+# Going back
+
+
+def rewind(folder: SplitFolder, number: int, consumer: QueueMember, *, can_be_made_again: bool) -> list[Claim]:
+    """Let `number` and all later files come, even if they came before. For the only reader of a split.
+
+    Files before it are deleted; those that cannot be made again become claims of the caller, to be deleted later.
+    If another rank of the caller's run has begun, that rank did it already.
+    """
+    with folder.one_at_a_time():
+        is_rank, ranks = consumer.facts.rank is not None, living_ranks(folder, consumer)
+        if ranks and is_rank:
+            return []
+        refuse_beside_ranks(folder, ranks)
+        there = folder.listing()
+        _refuse_beside_readers(folder, there, consumer)
+        if not can_be_made_again:
+            _refuse_lost_files(folder, number, there)
+        for claimed, holder in there.claimed.items():
+            path = folder.claimed_path(claimed, holder)
+            rows_beside(path).unlink(missing_ok=True)
+            with contextlib.suppress(FileNotFoundError):
+                os.rename(path, folder.ready_path(claimed))
+        before = [old for old in (*there.ready, *there.claimed) if old < number]
+        claims = []
+        for old in before:
+            if can_be_made_again:
+                folder.ready_path(old).unlink(missing_ok=True)
+            elif not is_rank:  # ranks delete a file when all of them have recorded that they are past it
+                claims.append(claim_in_place(folder, old, consumer))
+        folder.drop_unfinished_below(number, there)
+        for marker in (*folder.wanted.iterdir(), *folder.returned.iterdir()):
+            marker.unlink(missing_ok=True)
+        folder.records.clear()
+        write_number(folder.control / "taken", number)
+        write_number(folder.path / "next", number)
+        return claims
+
+
+def _refuse_beside_readers(folder: SplitFolder, there: Listing, consumer: QueueMember) -> None:
+    others = {holder for holder in there.claimed.values() if holder != consumer.id and folder.liveness.is_alive(holder)}
+    if others:
+        raise BusyError(
+            f"a position in {folder.name} can be set where one consumer reads it: here are others",
+            folder=folder.queue.path,
+            process=", ".join(sorted(others)),
+            remedy="rank= and world_size= for several readers that resume exactly; or stop the others",
+        )
+
+
+def _refuse_lost_files(folder: SplitFolder, number: int, there: Listing) -> None:
+    kept = {*there.ready, *there.claimed, *there.making}
+    for lost in range(number, min(there.next, there.taken)):
+        if lost not in kept:
+            raise QueueError(
+                f"{folder.name} file {lost} was deleted, and this provider cannot make it again",
+                folder=folder.queue.path,
+                remedy="delete='checkpoint' and consumer.commit() after each checkpoint, for a provider with "
+                "reproducible = False",
+            )

@@ -24,17 +24,14 @@ from batchwright.batches.frameworks import adapter
 from batchwright.queue.claimed_stream import ClaimedStream
 from batchwright.queue.consumer_state import checked_state, place_in_state
 from batchwright.queue.folder import QueueFolder
-from batchwright.queue.in_process_stream import InProcessStream
-from batchwright.queue.members import Liveness, raise_failure
-from batchwright.queue.membership import Membership
+from batchwright.queue.members import Liveness, Membership, raise_failure
+from batchwright.queue.messages import clear_errors
 from batchwright.queue.meta import Meta, read_meta
 from batchwright.queue.rank_stream import RankStream
 from batchwright.queue.schema import BatchField, fields_of, is_pair
 from batchwright.queue.settings import count, is_seconds
-from batchwright.queue.streams import BatchStream, SplitReader
-from batchwright.queue.system_errors import clear_errors
-from batchwright.queue.validation_stream import ValidationStream
-from batchwright.queue.waiting import Waiter
+from batchwright.queue.streams import BatchStream, SplitReader, Waiter
+from batchwright.queue.unrecorded_streams import InProcessStream, ValidationStream
 from batchwright.typing import Device, Framework
 
 if TYPE_CHECKING:

@@ -23,23 +23,119 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from batchwright.base.files import is_part, one_at_a_time
-from batchwright.queue.file_names import (
-    EXTENSION,
-    KEPT,
-    digits_of,
-    file_name,
-    number_and_member,
-    number_of,
-    numbers_in,
-    read_number,
-    read_rows_text,
-    write_text,
-)
 from batchwright.queue.members import Liveness, QueueMember
+from batchwright.queue.messages import clear_errors
 from batchwright.queue.ranks import RankRecords
-from batchwright.queue.system_errors import clear_errors
 
-__all__ = ["Listing", "QueueFolder", "SplitFolder"]
+__all__ = [
+    "EXTENSION",
+    "KEPT",
+    "Listing",
+    "QueueFolder",
+    "SplitFolder",
+    "digits_of",
+    "file_name",
+    "number_and_member",
+    "number_of",
+    "numbers_in",
+    "read_number",
+    "read_rows_text",
+    "write_number",
+    "write_text",
+]
+
+# Names of files, and small files that hold numbers
+
+
+EXTENSION = ".batches"
+KEPT = "kept"
+
+
+def digits_of(number: int) -> str:
+    return f"{number:08d}"
+
+
+def file_name(number: int) -> str:
+    """
+    >>> file_name(117)
+    '00000117.batches'
+    """
+    return digits_of(number) + EXTENSION
+
+
+def number_of(name: str) -> int | None:
+    """The number of a ready file, None of anything else.
+
+    >>> number_of("00000117.batches"), number_of("next"), number_of(".00000118.provider-1-ab.part")
+    (117, None, None)
+    """
+    digits = name.removesuffix(EXTENSION)
+    if digits != name and digits.isascii() and digits.isdigit():
+        return int(digits)
+    return None
+
+
+def number_and_member(name: str) -> tuple[int | None, str] | None:
+    """The number and the member's id of a file that is being made (by a provider) or read (by a consumer).
+
+    The number of kept batches is None.
+
+    >>> number_and_member(".00000118.provider-1-ab.part"), number_and_member("00000116.consumer-1-cd.batches")
+    ((118, 'provider-1-ab'), (116, 'consumer-1-cd'))
+    >>> number_and_member(".kept.provider-1-ab.part"), number_and_member(".next.part")
+    ((None, 'provider-1-ab'), None)
+    """
+    words = name.removeprefix(".").split(".")
+    if len(words) != 3 or not (is_part(name) or name.endswith(EXTENSION)):
+        return None
+    digits, member, _ = words
+    if digits == KEPT:
+        return None, member
+    if digits.isascii() and digits.isdigit():
+        return int(digits), member
+    return None
+
+
+def read_number(path: Path) -> int | None:
+    try:
+        text = path.read_text().strip()
+    except FileNotFoundError:
+        return None
+    if text.isascii() and text.isdigit():
+        return int(text)
+    return None
+
+
+def write_number(path: Path, number: int) -> None:
+    """Written in place: a rename over a file makes some file systems write it out at once. A reader copes with none."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        os.pwrite(descriptor, f"{number:<20d}\n".encode(), 0)
+    finally:
+        os.close(descriptor)
+
+
+def read_rows_text(path: Path) -> tuple[int, int]:
+    """(rows recorded, rows handed out) of a file that was given back."""
+    try:
+        recorded, handed = path.read_text().split()
+        return int(recorded), int(handed)
+    except (FileNotFoundError, ValueError):
+        return 0, 0
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file under the lock of its split: it appears in full, or not at all. Not synced to disk."""
+    part = path.with_name(f".{path.name}.part")
+    part.write_text(text)
+    os.rename(part, path)
+
+
+def numbers_in(folder: Path) -> tuple[int, ...]:
+    return tuple(sorted(int(name) for name in os.listdir(folder) if name.isascii() and name.isdigit()))
+
+
+# The folder
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from batchwright.base.files import sync_folder
-from batchwright.queue.file_names import EXTENSION, write_number
-from batchwright.queue.folder import Listing, SplitFolder
+from batchwright.queue.folder import EXTENSION, Listing, SplitFolder, write_number
 from batchwright.queue.members import QueueMember
+from batchwright.queue.messages import deleted
 from batchwright.queue.reading import Position
-from batchwright.queue.system_errors import deleted
 
 __all__ = ["UnfinishedFile", "begin", "begin_anew", "begin_kept", "give_up", "publish", "was_read"]
 

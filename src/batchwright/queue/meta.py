@@ -14,8 +14,8 @@ from typing import Any
 from batchwright.base.errors import QueueError, SpecError
 from batchwright.base.files import write_whole
 from batchwright.base.words import listed
+from batchwright.queue.messages import purge_command
 from batchwright.queue.stamp import Stamp
-from batchwright.queue.system_errors import purge_command
 
 __all__ = ["Meta", "check_meta", "read_meta", "write_meta"]
 

@@ -23,13 +23,12 @@ from batchwright.base.machine import FolderWatch
 from batchwright.base.words import error_in_words
 from batchwright.queue import making
 from batchwright.queue.batch_file import BatchFileWriter, DamagedFile, FileFacts, read_facts
-from batchwright.queue.differences import differences
-from batchwright.queue.file_names import file_in_words
 from batchwright.queue.folder import QueueFolder, SplitFolder
 from batchwright.queue.making import UnfinishedFile
 from batchwright.queue.members import Liveness, MemberFacts, QueueMember, place_of
+from batchwright.queue.messages import clear_errors, deleted, file_in_words, is_out_of_space, purge_command
 from batchwright.queue.meta import Meta, read_meta, write_meta
-from batchwright.queue.system_errors import clear_errors, deleted, is_out_of_space, purge_command
+from batchwright.queue.stamp import differences
 
 if TYPE_CHECKING:
     from batchwright.queue.provider import DataProviderBase

@@ -26,7 +26,7 @@ from batchwright.base.machine import FolderWatch
 from batchwright.base.seeds import key_of
 from batchwright.base.words import suggest
 from batchwright.batches.frameworks import adapter
-from batchwright.queue.file_names import file_in_words
+from batchwright.queue.messages import file_in_words
 from batchwright.queue.meta import Meta, check_meta
 from batchwright.queue.production import produce
 from batchwright.queue.schema import BatchField, checked, fields_of

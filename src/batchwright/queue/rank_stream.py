@@ -13,14 +13,11 @@ from functools import partial
 from pathlib import Path
 
 from batchwright.base.errors import BusyError
-from batchwright.queue.claims import beginning, return_claims_of_dead
-from batchwright.queue.file_names import write_number
-from batchwright.queue.members import MemberFacts
-from batchwright.queue.membership import Membership
-from batchwright.queue.rank_start import left_off, living_ranks, names_of_ranks
-from batchwright.queue.ranks import RankProgress
+from batchwright.queue.claims import beginning, return_claims_of_dead, rewind
+from batchwright.queue.folder import write_number
+from batchwright.queue.members import MemberFacts, Membership
+from batchwright.queue.ranks import RankProgress, left_off, living_ranks, names_of_ranks
 from batchwright.queue.reading import Arrays, FileShape, LoadedFile, Position, joined
-from batchwright.queue.rewind import rewind
 from batchwright.queue.streams import SplitReader, StreamCounts, check_shape, replace_older
 
 __all__ = ["RankStream"]

@@ -19,8 +19,7 @@ from batchwright.base.errors import MissingQueueError, QueueError
 from batchwright.base.machine import boot_id
 from batchwright.queue.batch_file import DamagedFile, FileFacts, read_facts
 from batchwright.queue.claims import read_rows
-from batchwright.queue.file_names import EXTENSION
-from batchwright.queue.folder import Listing, QueueFolder, SplitFolder
+from batchwright.queue.folder import EXTENSION, Listing, QueueFolder, SplitFolder
 from batchwright.queue.members import Activity, Liveness, MemberFacts, read_failures
 from batchwright.queue.meta import Meta, read_meta
 

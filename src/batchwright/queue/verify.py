@@ -11,11 +11,11 @@ from pathlib import Path
 from batchwright.base.errors import QueueError, SpecError
 from batchwright.base.memory import BlockPool
 from batchwright.queue.batch_file import DamagedFile, FileFacts, pooled, read_batches
-from batchwright.queue.file_names import file_in_words, number_and_member, number_of
-from batchwright.queue.folder import QueueFolder, SplitFolder
+from batchwright.queue.claims import quarantine as quarantine_file
+from batchwright.queue.folder import QueueFolder, SplitFolder, number_and_member, number_of
 from batchwright.queue.members import Liveness
+from batchwright.queue.messages import file_in_words
 from batchwright.queue.meta import Meta, read_meta
-from batchwright.queue.quarantine import quarantine as quarantine_file
 from batchwright.queue.schema import BatchField, fields_of
 from batchwright.queue.status import find_queue, names_of_splits
 
