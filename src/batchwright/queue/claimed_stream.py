@@ -11,7 +11,7 @@ from batchwright.base.errors import PlanError, QueueError
 from batchwright.queue.claims import Claim, beginning, claim_next, give_back, rewind
 from batchwright.queue.members import Membership
 from batchwright.queue.reading import Arrays, FileShape, LoadedFile, Position, joined
-from batchwright.queue.streams import SplitReader, StreamCounts, check_shape, replace_older
+from batchwright.queue.streams import RecordedStream, SplitReader, check_shape
 
 __all__ = ["ClaimedStream"]
 
@@ -41,20 +41,11 @@ Taken = list[tuple[_ClaimedFile, int, int]]
 """Rows of a batch: their files, each with the first row and the one after the last."""
 
 
-class ClaimedStream:
+class ClaimedStream(RecordedStream):
     """Rows of the files that this consumer claims, in the order of their numbers."""
 
     def __init__(self, source: SplitReader, membership: Membership, *, at_once: bool) -> None:
-        """`at_once`: rows that were handed out are recorded with the next batch; otherwise only by `record`."""
-        self.source = source
-        self.folder = source.folder
-        self.reader = source.reader
-        self.counts: StreamCounts = source.counts
-        self.membership = membership
-        self.at_once = at_once
-        self.rank: int | None = None
-        self.is_replaced = False
-        self._member_number = membership.number
+        super().__init__(source, membership, None, at_once=at_once)
         self._files: list[_ClaimedFile] = []
         """The claimed ones, in order: read to their end, being read, and opened for the next batch."""
         self._at: tuple[_ClaimedFile, int] | None = None
@@ -77,7 +68,7 @@ class ClaimedStream:
             stop = row + (num_rows or current.shape.batch_size)
             if current is self._files[0] and stop <= current.num_rows and current.file is not None:
                 return current.file.rows(row, stop), [(current, row, stop)]
-        replace_older(self)
+        self._replace_older()
         self._pid = os.getpid()
         self._put_spent_away()
         while True:
@@ -257,7 +248,7 @@ class ClaimedStream:
         return place, self.source.shape_at(place)
 
     def seek(self, position: Position, shape: FileShape | None, *, can_be_made_again: bool) -> None:
-        replace_older(self)
+        self._replace_older()
         self.release(record=False)
         member = self.membership.member
         self._behind = rewind(self.folder, position.file, member, can_be_made_again=can_be_made_again)

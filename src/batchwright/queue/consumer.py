@@ -30,7 +30,7 @@ from batchwright.queue.meta import Meta, read_meta
 from batchwright.queue.rank_stream import RankStream
 from batchwright.queue.schema import BatchField, fields_of, is_pair
 from batchwright.queue.settings import count, is_seconds
-from batchwright.queue.streams import BatchStream, SplitReader, Waiter
+from batchwright.queue.streams import BatchStream, SplitReader, Waiter, closed
 from batchwright.queue.unrecorded_streams import InProcessStream, ValidationStream
 from batchwright.typing import Device, Framework
 
@@ -180,8 +180,8 @@ class DatasetConsumer:
                 batch = self._on_device(dict(zip(self._names, arrays, strict=True)), device)
                 stream.counts.rows += len(arrays[0])
                 stream.counts.batches += 1
-                if split == "train":
-                    self._begin_validation_again()
+                if split == "train" and "val" in self._streams:
+                    self._streams["val"].begin_again()
                 stream.move(taken)  # last: an error before this line takes no batch
             except OSError as error:
                 with self._clear_errors():
@@ -198,11 +198,6 @@ class DatasetConsumer:
         converted: dict[str, Any] = self._converted(batch, self._device if device is None else device)
         return converted
 
-    def _begin_validation_again(self) -> None:
-        validation = self._streams.get("val")
-        if isinstance(validation, ValidationStream | InProcessStream):
-            validation.begin_again()
-
     def _clear_errors(self) -> contextlib.AbstractContextManager[None]:
         """Turn errors of the system into errors of the queue. A provider in this process has errors of its own."""
         if self._provider is not None:
@@ -212,9 +207,7 @@ class DatasetConsumer:
     def _stream(self, split: str) -> BatchStream:
         """The stream of a split, made on first use, and again in a forked child process."""
         if self._is_closed:
-            raise SpecError(
-                "this consumer is closed", parameter="consumer", remedy="DatasetConsumer(...) opens the queue again"
-            )
+            raise closed("this consumer is closed")
         if self._pid != os.getpid():
             self._pid = os.getpid()
             self._streams.clear()
@@ -237,7 +230,7 @@ class DatasetConsumer:
         if self._provider is not None:
             return InProcessStream(self._provider, split, self._rank or 0, self._world_size or 1)
         folder = self._queue.split(split, self._liveness)
-        waiter = self._waits[split] = Waiter(self._queue, split, self._liveness, self.timeout_seconds)
+        waiter = self._waits[split] = Waiter(folder, self.timeout_seconds)
         if split == "val" and self._meta.val_batches:
             return ValidationStream(SplitReader(folder, waiter, self._fingerprint))
         folder.sweep()

@@ -18,7 +18,7 @@ from batchwright.queue.folder import write_number
 from batchwright.queue.members import MemberFacts, Membership
 from batchwright.queue.ranks import RankProgress, left_off, living_ranks, names_of_ranks
 from batchwright.queue.reading import Arrays, FileShape, LoadedFile, Position, joined
-from batchwright.queue.streams import SplitReader, StreamCounts, check_shape, replace_older
+from batchwright.queue.streams import RecordedStream, SplitReader, check_shape
 
 __all__ = ["RankStream"]
 
@@ -35,24 +35,15 @@ class _Step:
     shape: FileShape
 
 
-class RankStream:
+class RankStream(RecordedStream):
     """Every W-th batch of a split, from the rank's on."""
 
     def __init__(
         self, source: SplitReader, membership: Membership, rank: int, world_size: int, *, at_once: bool
     ) -> None:
-        """`at_once`: a step is recorded at the request for the next one; otherwise only by `record`."""
-        self.source = source
-        self.folder = source.folder
-        self.reader = source.reader
-        self.counts: StreamCounts = source.counts
-        self.membership = membership
-        self.at_once = at_once
-        self.rank: int | None = rank
-        self.is_replaced = False
+        super().__init__(source, membership, rank, at_once=at_once)
         self._rank = rank
         self._world_size = world_size
-        self._member_number = membership.number
         self._at: Position | None = None
         """The beginning of the next step. None: this rank has not joined the others."""
         self._files: dict[int, LoadedFile] = {}
@@ -70,7 +61,7 @@ class RankStream:
     # Rows
 
     def peek(self, num_rows: int | None) -> tuple[Arrays, _Step]:
-        replace_older(self)
+        self._replace_older()
         while True:
             self._renew_membership()
             if self._at is None or self._record < 0:
@@ -280,7 +271,7 @@ class RankStream:
         return place, self.source.shape_at(place)
 
     def seek(self, position: Position, shape: FileShape | None, *, can_be_made_again: bool) -> None:
-        replace_older(self)
+        self._replace_older()
         self._renew_membership()
         member = self.membership.member
         with self.folder.one_at_a_time():

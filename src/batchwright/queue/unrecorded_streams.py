@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from batchwright.queue.reading import Arrays, FileShape, LoadedFile, Position, joined
-from batchwright.queue.streams import SplitReader, StreamCounts, check_shape
+from batchwright.queue.streams import BatchStream, SplitReader, StreamCounts, check_shape
 
 if TYPE_CHECKING:
     from batchwright.queue.provider import DataProviderBase
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["InProcessStream", "ValidationStream"]
 
 
-class ValidationStream:
+class ValidationStream(BatchStream):
     """The rows of the file of kept batches, again and again. It is not claimed: all consumers read it."""
 
     def __init__(self, source: SplitReader) -> None:
@@ -24,7 +23,8 @@ class ValidationStream:
         self.folder = source.folder
         self.counts: StreamCounts = source.counts
         self._file: LoadedFile | None = None
-        self._status: os.stat_result | None = None
+        self._found: tuple[int, int] | None = None
+        """The inode and the time of the file that was read. Inode numbers are reused."""
         self._is_first = True
         """The next batch is the first one of an evaluation."""
         self._row = 0
@@ -46,7 +46,7 @@ class ValidationStream:
         """The file that this evaluation reads: the one present at its start, else that of the last evaluation."""
         if self._file is not None and self._is_first:
             found = self._find()
-            if isinstance(found, os.stat_result) and not _is_same(found, self._status):
+            if not isinstance(found, int) and found != self._found:
                 self._load(found)
         while self._file is None:
             what = f"the file of kept {self.folder.name} batches"
@@ -54,29 +54,27 @@ class ValidationStream:
         self._is_first = False
         return self._file
 
-    def _load(self, found: os.stat_result) -> None:
+    def _load(self, found: tuple[int, int]) -> None:
         """Take the current file in place of the last one, if it can be read."""
         with contextlib.suppress(FileNotFoundError):
             file = self.source.load(self.folder.kept_path, None)
             if file is not None:
-                self._file, self._status = file, found
+                self._file, self._found = file, found
                 self.counts.files += 1
                 with contextlib.suppress(OSError):  # this reader may have no right to write here
                     self.folder.kept_seen_path.touch()
 
-    def _find(self) -> os.stat_result | int:
+    def _find(self) -> tuple[int, int] | int:
         try:
-            return self.folder.kept_path.stat()
+            status = self.folder.kept_path.stat()
         except FileNotFoundError:
             return 0
+        return status.st_ino, status.st_mtime_ns
 
     def begin_again(self) -> None:
         """Begin the next evaluation, with the current file."""
         self._row = 0
         self._is_first = True
-
-    def record(self) -> None:
-        """Nothing is used up."""
 
     def position(self) -> tuple[Position, FileShape | None] | None:
         return None
@@ -84,29 +82,20 @@ class ValidationStream:
     def seek(self, position: Position, shape: FileShape | None, *, can_be_made_again: bool) -> None:
         self._row = 0
 
-    def release(self, *, record: bool) -> None:
-        self.drop()
-
     def drop(self) -> None:
         self._file = None
         self.source.reader.end()
 
-    def forget_lost_files(self) -> None:
-        """It holds none."""
 
-
-def _is_same(found: os.stat_result, before: os.stat_result | None) -> bool:
-    """Whether two looks saw one file. The time is compared too, because inode numbers are reused."""
-    return before is not None and (found.st_ino, found.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
-
-
-class InProcessStream:
+class InProcessStream(BatchStream):
     """The rows of a provider, made on demand. They equal the rows of its files."""
 
     def __init__(self, provider: DataProviderBase, split: str, rank: int, world_size: int) -> None:
         self.provider = provider
         self.split = split
         self.counts: StreamCounts = StreamCounts()
+        self._shape = FileShape(provider.batch_size, provider.num_batches(split))
+        self._rows_per_file = self._shape.batch_size * self._shape.num_batches
         self._is_kept = split == "val" and bool(provider.val_batches)
         self._rank, self._world_size = (0, 1) if self._is_kept else (rank, world_size)
         self._kept: list[Arrays] = []
@@ -123,14 +112,6 @@ class InProcessStream:
 
     def move(self, row: int) -> None:
         self._row = row % self._rows_per_file if self._is_kept else row
-
-    @property
-    def _shape(self) -> FileShape:
-        return FileShape(self.provider.batch_size, self.provider.num_batches(self.split))
-
-    @property
-    def _rows_per_file(self) -> int:
-        return self._shape.batch_size * self._shape.num_batches
 
     def _rows(self, first: int, num_rows: int) -> list[Arrays]:
         pieces: list[Arrays] = []
@@ -170,9 +151,6 @@ class InProcessStream:
         if self._is_kept:
             self._row = 0
 
-    def record(self) -> None:
-        """Nothing is used up."""
-
     def position(self) -> tuple[Position, FileShape | None] | None:
         return None if self._is_kept else (Position(*divmod(self._row, self._rows_per_file)), self._shape)
 
@@ -181,14 +159,8 @@ class InProcessStream:
         if not self._is_kept:
             self._row = position.file * self._rows_per_file + position.row
 
-    def release(self, *, record: bool) -> None:
-        self.drop()
-
     def drop(self) -> None:
         self._making = self._made = None
-
-    def forget_lost_files(self) -> None:
-        """It holds none."""
 
 
 def _copied(batch: Arrays) -> Arrays:
