@@ -15,21 +15,24 @@ import time
 import weakref
 from collections.abc import Mapping
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from batchwright.base.checks import local_path
-from batchwright.base.errors import MissingQueueError, QueueError, SpecError
+import msgspec
+
+from batchwright.base.checks import local_path, one_of
+from batchwright.base.errors import MissingQueueError, PlanError, QueueError, SpecError
 from batchwright.batches.frameworks import adapter
 from batchwright.queue.claimed_stream import ClaimedStream
-from batchwright.queue.consumer_state import checked_state, place_in_state
 from batchwright.queue.folder import QueueFolder
 from batchwright.queue.members import Liveness, Membership, raise_failure
 from batchwright.queue.messages import clear_errors
 from batchwright.queue.meta import Meta, read_meta
 from batchwright.queue.rank_stream import RankStream
+from batchwright.queue.reading import FileShape, Position
 from batchwright.queue.schema import BatchField, fields_of, is_pair
-from batchwright.queue.settings import count, is_seconds
+from batchwright.queue.settings import count, is_seconds, wrong
 from batchwright.queue.streams import BatchStream, SplitReader, Waiter, closed
 from batchwright.queue.unrecorded_streams import InProcessStream, ValidationStream
 from batchwright.typing import Device, Framework
@@ -40,7 +43,6 @@ if TYPE_CHECKING:
 __all__ = ["DatasetConsumer"]
 
 _SPLITS = ("train", "val")
-_FRAMEWORKS = ("numpy", "torch", "mlx", "jax")
 _LOOK_SECONDS = 0.05
 _START_SECONDS = 1.0
 """A provider may take this long between making its folder and being seen in it."""
@@ -76,8 +78,14 @@ class DatasetConsumer:
         its file, where its death cannot be seen.
         """
         self._arguments = {name: value for name, value in locals().items() if name != "self"}
-        _check_sizes(batch_size=batch_size, block_size=block_size, target_size=target_size)
-        _check_choices(timeout_seconds, lease_seconds, delete)
+        for name, size in (("batch_size", batch_size), ("block_size", block_size), ("target_size", target_size)):
+            if size is not None:
+                count(name, size)
+        if not isinstance(timeout_seconds, int | float) or not timeout_seconds >= 0:
+            raise wrong("timeout_seconds", timeout_seconds, "seconds, at least 0", "60")
+        if not is_seconds(lease_seconds):
+            raise wrong("lease_seconds", lease_seconds, "seconds above 0", "30")
+        one_of(("consumed", "checkpoint"), delete=delete)
         _check_ranks(rank, world_size)
         self._rank, self._world_size = rank, world_size
         self._framework = _checked_framework(framework, device)
@@ -191,12 +199,12 @@ class DatasetConsumer:
         return batch
 
     def _on_device(self, batch: dict[str, Any], device: Device | None) -> dict[str, Any]:
-        if self._converted is None:
-            if device is not None:
-                raise _no_device(device)
-            return batch
-        converted: dict[str, Any] = self._converted(batch, self._device if device is None else device)
-        return converted
+        if self._converted is not None:
+            converted: dict[str, Any] = self._converted(batch, self._device if device is None else device)
+            return converted
+        if device is not None:
+            raise _no_device(device)
+        return batch
 
     def _clear_errors(self) -> contextlib.AbstractContextManager[None]:
         """Turn errors of the system into errors of the queue. A provider in this process has errors of its own."""
@@ -213,8 +221,7 @@ class DatasetConsumer:
             self._streams.clear()
             self._waits.clear()
             self._memberships.clear()
-        if split not in _SPLITS:
-            raise _bad("split", split, "'train' or 'val'", "consumer.get_batch('train')")
+        one_of(_SPLITS, split=split)
         if split not in self._streams:
             if not self._has(split):
                 raise QueueError(
@@ -281,7 +288,7 @@ class DatasetConsumer:
             found = self._stream(split).position()
             if found is not None:
                 position, shape = found
-                state[split] = place_in_state(position, shape)
+                state[split] = _place_in_state(position, shape)
                 if shape is not None:
                     cut[split] = [*shape]
         return state | {"cut": cut}
@@ -292,7 +299,7 @@ class DatasetConsumer:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go to the position of a state, in every split that it names. Files that were deleted since are made again."""
-        places = checked_state(state, self._fingerprint)
+        places = _checked_state(state, self._fingerprint)
         with self._lock:
             for split, (position, shape) in places.items():
                 stream = self._stream(split)
@@ -347,7 +354,7 @@ class DatasetConsumer:
 
     def __reduce__(self) -> Any:
         """Pickle for another process, which gets its own consumer on the same queue."""
-        return _opened_again, (self._arguments,)
+        return partial(DatasetConsumer, **self._arguments), ()
 
     def __repr__(self) -> str:
         return f"DatasetConsumer({str(self.data_dir)!r})"
@@ -370,10 +377,6 @@ def _close_all(streams: dict[str, BatchStream], waits: dict[str, Waiter], member
     memberships.clear()
 
 
-def _opened_again(arguments: dict[str, Any]) -> DatasetConsumer:
-    return DatasetConsumer(**arguments)
-
-
 _consumers: weakref.WeakSet[DatasetConsumer] = weakref.WeakSet()
 
 
@@ -386,31 +389,94 @@ def _unlock_all() -> None:
 os.register_at_fork(after_in_child=_unlock_all)
 
 
+# The state
+
+
+_Count = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class _Place(msgspec.Struct, frozen=True):
+    file: _Count
+    batch: _Count
+    row: _Count = 0
+    """Above 0 only in the middle of a batch of the provider's."""
+
+
+class _State(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """{"queue": "4f2a...", "train": {"file": 7, "batch": 5}, "cut": {"train": [8, 100]}}"""
+
+    queue: str
+    train: _Place | None = None
+    val: _Place | None = None
+    cut: dict[str, tuple[_Count, _Count]] = {}
+    """The batch size and the number of batches of each split's file: a place counts in these batches."""
+
+
+def _place_in_state(position: Position, shape: FileShape | None) -> dict[str, int]:
+    if shape is None:
+        return {"file": position.file, "batch": position.row}
+    batch, row = divmod(position.row, shape.batch_size)
+    place = {"file": position.file, "batch": batch}
+    if row:
+        place["row"] = row
+    return place
+
+
+def _checked_state(state: Mapping[str, Any], fingerprint: str) -> dict[str, tuple[Position, FileShape | None]]:
+    """The position of each split, and how its file was cut."""
+    try:
+        loaded = msgspec.convert(state, _State)
+    except msgspec.ValidationError as error:
+        raise _no_state(str(error)) from None
+    if loaded.queue != fingerprint:
+        raise PlanError(
+            "this state is of another queue: its schema, code, settings, raw files or seed differ",
+            parameter="state",
+            state=loaded.queue,
+            queue=fingerprint,
+            remedy="prepare with what the state was saved with; or begin at the queue's first batch, without it",
+        )
+    places: dict[str, tuple[Position, FileShape | None]] = {}
+    for split, place in (("train", loaded.train), ("val", loaded.val)):
+        if place is None:
+            continue
+        if split in loaded.cut:
+            shape = FileShape(*loaded.cut[split])
+            places[split] = Position(place.file, place.batch * shape.batch_size + place.row), shape
+        elif place.batch or place.row:
+            raise _no_state(f"a batch of {split} without its cut")
+        else:
+            places[split] = Position(place.file, 0), None
+    return places
+
+
+def _no_state(reason: str) -> PlanError:
+    return PlanError(
+        f"this is not the state of a consumer: {reason}",
+        parameter="state",
+        remedy="load_state_dict takes what consumer.state_dict() gave",
+    )
+
+
 # Checks
-
-
-def _check_choices(timeout_seconds: Any, lease_seconds: Any, delete: Any) -> None:
-    if not isinstance(timeout_seconds, int | float) or not timeout_seconds >= 0:
-        raise _bad("timeout_seconds", timeout_seconds, "seconds, at least 0", "timeout_seconds=60")
-    if not is_seconds(lease_seconds):
-        raise _bad("lease_seconds", lease_seconds, "seconds above 0", "lease_seconds=30")
-    if delete not in ("consumed", "checkpoint"):
-        raise _bad("delete", delete, "'consumed' or 'checkpoint'", "delete='consumed'")
 
 
 def _checked_framework(framework: str | None, device: Any) -> str:
     if framework is None:
         is_torch = device is not None or "torch" in sys.modules
         return "torch" if is_torch else "numpy"
-    if framework not in _FRAMEWORKS:
-        raise _bad("framework", framework, "'numpy', 'torch', 'mlx' or 'jax'", "framework='torch'")
+    one_of(("numpy", "torch", "mlx", "jax"), framework=framework)
     if framework == "numpy" and device is not None:
         raise _no_device(device)
     return framework
 
 
 def _no_device(device: Any) -> SpecError:
-    return _bad("device", device, "None for NumPy arrays, which are in this machine's memory", "framework='torch'")
+    return SpecError(
+        f"device must be None for NumPy arrays, which are in this machine's memory; got {device!r}",
+        parameter="device",
+        remedy="framework='torch'",
+    )
 
 
 def _check_ranks(rank: int | None, world_size: int | None) -> None:
@@ -422,15 +488,8 @@ def _check_ranks(rank: int | None, world_size: int | None) -> None:
             parameter="rank" if rank is None else "world_size",
             remedy="rank=0, world_size=4; or neither, and each file goes to one of the consumers",
         )
-    _check_sizes(world_size=world_size)
-    if not isinstance(rank, int) or isinstance(rank, bool) or not 0 <= rank < world_size:
-        raise _bad("rank", rank, f"a whole number from 0 to {world_size - 1}", "rank=0")
-
-
-def _check_sizes(**sizes: int | None) -> None:
-    for name, size in sizes.items():
-        if size is not None:
-            count(name, size)
+    if count("rank", rank, 0) >= count("world_size", world_size):
+        raise wrong("rank", rank, f"a whole number from 0 to {world_size - 1}", "0")
 
 
 def _check_shapes(fields: tuple[BatchField, ...], block_size: int | None, target_size: int | None) -> None:
@@ -443,7 +502,3 @@ def _check_shapes(fields: tuple[BatchField, ...], block_size: int | None, target
                 parameter=parameter,
                 remedy=f"leave {parameter} out; or prepare the queue with the config of this trainer",
             )
-
-
-def _bad(parameter: str, value: Any, allowed: str, remedy: str) -> SpecError:
-    return SpecError(f"{parameter} must be {allowed}; got {value!r}", parameter=parameter, remedy=remedy)
