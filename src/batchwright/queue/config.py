@@ -30,7 +30,7 @@ from batchwright.queue.provider import RESERVED
 from batchwright.queue.provider_file import PROVIDER_FILE
 from batchwright.queue.settings import SETTINGS, checked_setting
 
-__all__ = ["Namespace", "Problem", "SharedConfig", "literal_dataset", "load_config", "problem_of", "run_file"]
+__all__ = ["SharedConfig", "load_config"]
 
 # The Python files of a config
 
@@ -38,7 +38,7 @@ __all__ = ["Namespace", "Problem", "SharedConfig", "literal_dataset", "load_conf
 _MODULE_NAME = "batchwright_config"
 
 
-class Problem(NamedTuple):
+class _Problem(NamedTuple):
     """One thing that is wrong with a config."""
 
     what: str
@@ -47,7 +47,7 @@ class Problem(NamedTuple):
     remedy: str
 
 
-class Namespace(dict[str, Any]):
+class _Namespace(dict[str, Any]):
     """The globals of a config file while it runs."""
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ def _is_tool(name: str, value: Any) -> bool:
     return callable(value) and is_imported and getattr(value, "__name__", None) == name
 
 
-def run_file(file: Path, namespace: dict[str, Any]) -> Problem | None:
+def _run_file(file: Path, namespace: dict[str, Any]) -> _Problem | None:
     """Run a file. Where it fails, the names that it had set before stay set."""
     before = sys.modules.get(_MODULE_NAME)
     sys.modules[_MODULE_NAME] = ModuleType(_MODULE_NAME)  # dataclasses look up the module that they are written in
@@ -80,7 +80,7 @@ def run_file(file: Path, namespace: dict[str, Any]) -> Problem | None:
     try:
         exec(compile(file.read_bytes(), str(file), "exec", dont_inherit=True), namespace)
     except (Exception, SystemExit) as error:
-        return problem_of(error, file)
+        return _problem_of(error, file)
     finally:
         del sys.modules[_MODULE_NAME]
         if before is not None:
@@ -88,7 +88,7 @@ def run_file(file: Path, namespace: dict[str, Any]) -> Problem | None:
     return None
 
 
-def problem_of(error: BaseException, file: Path) -> Problem:
+def _problem_of(error: BaseException, file: Path) -> _Problem:
     """The error of a config file as a problem, with the last line of the file that ran."""
     frames = traceback.walk_tb(error.__traceback__)
     lines = [line for frame, line in frames if frame.f_code.co_filename == str(file)]
@@ -102,10 +102,10 @@ def problem_of(error: BaseException, file: Path) -> Problem:
         what, remedy = f"the file ends the program ({what})", f"take the exit out of {at}"
     elif isinstance(error, ModuleNotFoundError) and error.name:
         remedy = f"install {error.name.partition('.')[0]}, or put the folder that holds it on PYTHONPATH"
-    return Problem(what, at, remedy)
+    return _Problem(what, at, remedy)
 
 
-def literal_dataset(file: Path) -> str | None:
+def _literal_dataset(file: Path) -> str | None:
     """The value of a plain `dataset = '...'`; None if another line might set that name too."""
     try:
         tree = ast.parse(file.read_bytes())
@@ -196,7 +196,7 @@ def load_config(
     """
     loading = _Loading(_config_file(path), local_path(data=data))
     wanted = loading.parse_overrides(overrides)
-    loading.run_files(wanted.get("dataset"))
+    loading._run_files(wanted.get("dataset"))
     loading.replace(wanted)
     loading.check_settings()
     loading.check_dataset()
@@ -246,28 +246,28 @@ class _Loading:
     data: Path
     values: dict[str, Any] = field(default_factory=dict)
     origins: dict[str, str] = field(default_factory=dict)
-    problems: list[Problem] = field(default_factory=list)
+    problems: list[_Problem] = field(default_factory=list)
     has_failed: bool = False
     """A file did not run to its end: it might have set any name that is missing."""
 
     def _add(self, what: str, at: str, remedy: str) -> None:
-        self.problems.append(Problem(truncated(" ".join(what.split()), _MOST_CHARS), at, remedy))
+        self.problems.append(_Problem(truncated(" ".join(what.split()), _MOST_CHARS), at, remedy))
 
     def _at(self, name: str) -> str:
         return self.origins.get(name, str(self.path))
 
     # The files
 
-    def run_files(self, given: str | None) -> None:
+    def _run_files(self, given: str | None) -> None:
         """Run the files of the dataset, then the shared config. `given`: the dataset of the command line."""
         dataset = self._find_dataset(given)
-        before = []
+        files = []
         if _is_folder_name(dataset):
             folder = self.data / dataset / "config"
-            before = [folder / name for name in _python_files(folder)]
-        files = [*(file for file in before if not os.path.samefile(file, self.path)), self.path]
-        namespace = Namespace()
-        failures = [problem for file in files if (problem := run_file(file, namespace))]
+            files = [folder / name for name in _python_files(folder)]
+        files = [*(file for file in files if not os.path.samefile(file, self.path)), self.path]
+        namespace = _Namespace()
+        failures = [problem for file in files if (problem := _run_file(file, namespace))]
         self.problems += failures
         self.has_failed = bool(failures)
         self.values = namespace.settings()
@@ -280,11 +280,11 @@ class _Loading:
     def _find_dataset(self, given: str | None) -> Any:
         if given is not None:
             return _plain_text(given)
-        dataset = literal_dataset(self.path)
+        dataset = _literal_dataset(self.path)
         if dataset is not None:
             return dataset
-        alone = Namespace()
-        run_file(self.path, alone)
+        alone = _Namespace()
+        _run_file(self.path, alone)
         return alone.get("dataset")
 
     # The command line
@@ -331,13 +331,12 @@ class _Loading:
         for name in sorted(RESERVED & self.values.keys()):
             what = f"{name} is a method or attribute that every provider has"
             self._add(what, self._at(name), f"rename {name}, e.g. to {name}_setting")
-        for name in SETTINGS:
-            if name in self.values:
-                try:
-                    checked_setting(name, self.values[name])
-                except SpecError as error:
-                    option = "--" if self._at(name).startswith("--") else ""
-                    self._add(error.headline, self._at(name), f"{option}{error.remedy}")
+        for name in filter(self.values.__contains__, SETTINGS):
+            try:
+                checked_setting(name, self.values[name])
+            except SpecError as error:
+                option = "--" if self._at(name).startswith("--") else ""
+                self._add(error.headline, self._at(name), f"{option}{error.remedy}")
 
     def check_dataset(self) -> None:
         """Check that the dataset has a folder, with a provider in it."""
@@ -364,25 +363,21 @@ class _Loading:
         if not file.is_file() or self.has_failed:  # the check of half a config could only repeat known problems
             return
         namespace: dict[str, Any] = {}
-        if problem := run_file(file, namespace):
+        if problem := _run_file(file, namespace):
             self.problems.append(problem)
             return
         try:
-            said = namespace.get("validate", _says_nothing)(config) or ()
+            said = namespace.get("validate", lambda config: ())(config) or ()
             texts = [said] if isinstance(said, str) else [str(text) for text in said]
         except ValueError as error:
             texts = [str(error) or "ValueError"]
         except (Exception, SystemExit) as error:
             if not self.problems:  # otherwise most likely a consequence of those
-                problem = problem_of(error, file)
+                problem = _problem_of(error, file)
                 self.problems.append(problem._replace(what=f"validate(config) failed: {problem.what}"))
             return
         for text in texts:
             self._add(" ".join(text.split()), str(file), f"change {self.path} as {file} asks")
-
-
-def _says_nothing(config: SharedConfig) -> tuple[str, ...]:
-    return ()
 
 
 def _is_folder_name(dataset: Any) -> TypeGuard[str]:

@@ -26,7 +26,7 @@ from batchwright.base.errors import MissingQueueError, PlanError, QueueError, Sp
 from batchwright.batches.frameworks import adapter
 from batchwright.queue.claimed_stream import ClaimedStream
 from batchwright.queue.folder import QueueFolder
-from batchwright.queue.members import Liveness, Membership, raise_failure
+from batchwright.queue.members import Liveness, Membership
 from batchwright.queue.messages import clear_errors
 from batchwright.queue.meta import Meta, read_meta
 from batchwright.queue.rank_stream import RankStream
@@ -144,7 +144,7 @@ class DatasetConsumer:
             meta = read_meta(self._queue.meta)
             if meta is not None:
                 return meta
-            raise_failure(self._queue.who, "mend it, and run batchwright prepare CONFIG again")
+            self._liveness.raise_failure("mend it, and run batchwright prepare CONFIG again")
             living = self._liveness.living("provider")
             waited = time.monotonic() - began
             if waited > self.timeout_seconds or (not living and waited > _START_SECONDS):

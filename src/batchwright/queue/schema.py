@@ -21,13 +21,8 @@ from batchwright.base.words import shortened
 
 __all__ = ["DTYPES", "BatchField", "checked", "fields_of", "is_pair"]
 
-DTYPES: dict[str, np.dtype] = {
-    name: np.dtype(name)
-    for name in (
-        *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
-        *("float16", "float32", "float64"),
-    )
-}
+_NAMES = "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64"
+DTYPES: dict[str, np.dtype] = {name: np.dtype(name) for name in _NAMES.split()}
 """The types that all frameworks have, and that a file can hold as in memory."""
 _MOST_DIMENSIONS = 16
 _MOST_BYTES_PER_ROW = 1 << 40
@@ -74,11 +69,13 @@ def fields_of(meta: Mapping[str, Any]) -> tuple[BatchField, ...]:
         BatchField(entry["name"], DTYPES[entry["dtype"]], tuple(map(int, entry["shape"])), entry.get("role"))
         for entry in meta["batch_schema"]
     ]
-    for field in fields:
-        if field.row_bytes > _MOST_BYTES_PER_ROW:
-            raise _wrong_schema(
-                [f"field {field.name!r}: shape {list(field.shape)} is {field.row_bytes:,} bytes per row"]
-            )
+    problems = [
+        f"field {field.name!r}: shape {list(field.shape)} is {field.row_bytes:,} bytes per row"
+        for field in fields
+        if field.row_bytes > _MOST_BYTES_PER_ROW
+    ]
+    if problems:
+        raise _wrong_schema(problems)
     return tuple(fields)
 
 
@@ -137,26 +134,16 @@ def _is_shape(shape: Any) -> bool:
     return all(isinstance(size, int | np.integer) and not isinstance(size, bool) and size >= 1 for size in shape)
 
 
-def _is_dtype(dtype: Any) -> bool:
-    return isinstance(dtype, str) and dtype in DTYPES
-
-
-def _is_role(role: Any) -> bool:
-    return role is None or isinstance(role, str)
-
-
 _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "name": (_is_name, "a word that can be printed"),
-    "dtype": (_is_dtype, f"one of {', '.join(DTYPES)}"),
+    "dtype": (lambda dtype: isinstance(dtype, str) and dtype in DTYPES, f"one of {', '.join(DTYPES)}"),
     "shape": (_is_shape, f"a list of at most {_MOST_DIMENSIONS} sizes of at least 1, without the batch size"),
-    "role": (_is_role, "text"),
+    "role": (lambda role: isinstance(role, str | None), "text"),
 }
 
 
 def _kind(value: Any) -> str:
-    if value is None:
-        return "None"
-    return type(value).__name__
+    return type(value).__name__.replace("NoneType", "None")
 
 
 # A batch

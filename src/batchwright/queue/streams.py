@@ -19,7 +19,7 @@ from batchwright.base.machine import FolderWatch
 from batchwright.queue.batch_file import DamagedFile, read_facts
 from batchwright.queue.claims import Claim, quarantine
 from batchwright.queue.folder import EXTENSION, SplitFolder, digits_of
-from batchwright.queue.members import Activity, Membership, raise_failure
+from batchwright.queue.members import Activity, Membership
 from batchwright.queue.messages import deleted, file_in_words, purge_command
 from batchwright.queue.reading import Arrays, BatchFileReader, FileShape, LoadedFile, Position
 
@@ -29,9 +29,7 @@ T = TypeVar("T")
 
 _LONGEST_LOOK_SECONDS = 0.5
 """The interval between checks for dead processes. The death of a process wakes no waiter."""
-_AFTER_A_FAILURE = (
-    "mend it and start the provider again: batchwright prepare CONFIG --accept-change; this consumer then goes on"
-)
+_AFTER_A_FAILURE = "mend it, and start the provider again with --accept-change; this consumer then goes on"
 
 
 class Waiter:
@@ -67,7 +65,7 @@ class Waiter:
                     return found
                 if self.is_stopped:
                     raise closed("this consumer was closed while it waited")
-                raise_failure(queue.who, _AFTER_A_FAILURE)
+                self.folder.liveness.raise_failure(_AFTER_A_FAILURE)
                 if not queue.path.is_dir():
                     raise deleted(queue.path)
                 left = self.timeout_seconds - (time.monotonic() - began)
@@ -100,8 +98,10 @@ class Waiter:
 
 
 def _in_words(activity: Activity) -> str:
-    said = activity.what or "is there"
-    if activity.number >= 0:
+    if activity.since is None:
+        return "is there"
+    said = activity.what
+    if activity.number is not None:
         said += f" {activity.split} file {activity.number}"
     clock = time.strftime("%H:%M:%S", time.localtime(activity.since))
     return f"{said}, since {clock} ({max(time.time() - activity.since, 0):.0f} s ago)"
