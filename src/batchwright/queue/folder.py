@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,37 +29,27 @@ from batchwright.queue.messages import clear_errors
 from batchwright.queue.ranks import RankRecords
 
 __all__ = [
-    "EXTENSION",
-    "KEPT",
-    "Listing",
-    "QueueFolder",
-    "SplitFolder",
-    "digits_of",
-    "file_name",
-    "number_and_member",
-    "number_of",
-    "numbers_in",
-    "read_number",
-    "read_rows_text",
-    "write_number",
-    "write_text",
+    *("EXTENSION", "Listing", "QueueFolder", "SplitFolder", "digits_of", "file_name", "number_and_member", "number_of"),
+    *("write_number", "write_text"),
 ]
 
 # Names of files, and small files that hold numbers
 
 
 EXTENSION = ".batches"
-KEPT = "kept"
+_READY = re.compile(r"([0-9]+)\.batches")
+_MADE_OR_CLAIMED = re.compile(r"\.?([0-9]+|kept)\.([^.]+)\.(?:part|batches)")
 
 
-def digits_of(number: int) -> str:
-    return f"{number:08d}"
+def digits_of(number: int | None) -> str:
+    """The number of a file as its name has it. None: of the kept batches, which have no number."""
+    return "kept" if number is None else f"{number:08d}"
 
 
-def file_name(number: int) -> str:
+def file_name(number: int | None) -> str:
     """
-    >>> file_name(117)
-    '00000117.batches'
+    >>> file_name(117), file_name(None)
+    ('00000117.batches', 'kept.batches')
     """
     return digits_of(number) + EXTENSION
 
@@ -69,10 +60,8 @@ def number_of(name: str) -> int | None:
     >>> number_of("00000117.batches"), number_of("next"), number_of(".00000118.provider-1-ab.part")
     (117, None, None)
     """
-    digits = name.removesuffix(EXTENSION)
-    if digits != name and digits.isascii() and digits.isdigit():
-        return int(digits)
-    return None
+    found = _READY.fullmatch(name)
+    return int(found[1]) if found else None
 
 
 def number_and_member(name: str) -> tuple[int | None, str] | None:
@@ -85,24 +74,18 @@ def number_and_member(name: str) -> tuple[int | None, str] | None:
     >>> number_and_member(".kept.provider-1-ab.part"), number_and_member(".next.part")
     ((None, 'provider-1-ab'), None)
     """
-    words = name.removeprefix(".").split(".")
-    if len(words) != 3 or not (is_part(name) or name.endswith(EXTENSION)):
+    found = _MADE_OR_CLAIMED.fullmatch(name)
+    if found is None:
         return None
-    digits, member, _ = words
-    if digits == KEPT:
-        return None, member
-    if digits.isascii() and digits.isdigit():
-        return int(digits), member
-    return None
+    number, member = found.groups()
+    return (None if number == "kept" else int(number)), member
 
 
-def read_number(path: Path) -> int | None:
-    try:
-        text = path.read_text().strip()
-    except FileNotFoundError:
-        return None
-    if text.isascii() and text.isdigit():
-        return int(text)
+def _read_number(path: Path) -> int | None:
+    with contextlib.suppress(FileNotFoundError, ValueError):
+        number = int(path.read_text())
+        if number >= 0:
+            return number
     return None
 
 
@@ -115,15 +98,6 @@ def write_number(path: Path, number: int) -> None:
         os.close(descriptor)
 
 
-def read_rows_text(path: Path) -> tuple[int, int]:
-    """(rows recorded, rows handed out) of a file that was given back."""
-    try:
-        recorded, handed = path.read_text().split()
-        return int(recorded), int(handed)
-    except (FileNotFoundError, ValueError):
-        return 0, 0
-
-
 def write_text(path: Path, text: str) -> None:
     """Write a file under the lock of its split: it appears in full, or not at all. Not synced to disk."""
     part = path.with_name(f".{path.name}.part")
@@ -131,30 +105,21 @@ def write_text(path: Path, text: str) -> None:
     os.rename(part, path)
 
 
-def numbers_in(folder: Path) -> tuple[int, ...]:
+def _numbers_in(folder: Path) -> tuple[int, ...]:
     return tuple(sorted(int(name) for name in os.listdir(folder) if name.isascii() and name.isdigit()))
 
 
 # The folder
 
 
-@dataclass(frozen=True, slots=True)
 class QueueFolder:
     """The paths of a queue."""
 
-    path: Path
-
-    @property
-    def meta(self) -> Path:
-        return self.path / "meta.json"
-
-    @property
-    def who(self) -> Path:
-        return self.path / "who"
-
-    @property
-    def quarantine(self) -> Path:
-        return self.path / "quarantine"
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.meta: Path = path / "meta.json"
+        self.who: Path = path / "who"
+        self.quarantine: Path = path / "quarantine"
 
     def split(self, name: str, liveness: Liveness) -> SplitFolder:
         return SplitFolder(self, name, liveness)
@@ -208,33 +173,24 @@ class SplitFolder:
         self.wanted: Path = self.control / "wanted"
         self.ranks: Path = self.control / "ranks"
         self.records: RankRecords = RankRecords(self.ranks)
+        self.kept_path: Path = self.path / file_name(None)
+        """Batches that are made once and kept. They have no number: the stream is the same with or without them."""
+        self.kept_seen_path: Path = self.control / "seen"
 
     # Paths
 
-    def ready_path(self, number: int) -> Path:
+    def ready_path(self, number: int | None) -> Path:
         return self.path / file_name(number)
 
     def part_path(self, number: int | None, provider: str) -> Path:
         """The file of a number while a provider makes it. None: of the kept batches."""
-        name = KEPT
-        if number is not None:
-            name = digits_of(number)
-        return self.path / f".{name}.{provider}.part"
+        return self.path / f".{digits_of(number)}.{provider}.part"
 
     def claimed_path(self, number: int, consumer: str) -> Path:
         return self.claimed / f"{digits_of(number)}.{consumer}{EXTENSION}"
 
     def returned_path(self, number: int) -> Path:
         return self.returned / digits_of(number)
-
-    @property
-    def kept_path(self) -> Path:
-        """Batches that are made once and kept. They have no number: the stream is the same with or without them."""
-        return self.path / f"{KEPT}{EXTENSION}"
-
-    @property
-    def kept_seen_path(self) -> Path:
-        return self.control / "seen"
 
     @contextlib.contextmanager
     def one_at_a_time(self) -> Iterator[None]:
@@ -246,8 +202,8 @@ class SplitFolder:
     def listing(self) -> Listing:
         ready = [number for name in os.listdir(self.path) if (number := number_of(name)) is not None]
         making, claimed = self._members_of(self.path), self._members_of(self.claimed)
-        taken = read_number(self.control / "taken")
-        following = read_number(self.path / "next")
+        taken = _read_number(self.control / "taken")
+        following = _read_number(self.path / "next")
         if following is None:  # lost, or deleted by hand: never begin again below a number that was taken
             following = max([taken or 0, *(number + 1 for number in (*ready, *making, *claimed))])
         if taken is None:
@@ -256,7 +212,7 @@ class SplitFolder:
         there = {*ready, *making, *claimed}
         while following in there:
             following += 1
-        wanted, returned = numbers_in(self.wanted), numbers_in(self.returned)
+        wanted, returned = _numbers_in(self.wanted), _numbers_in(self.returned)
         return Listing(tuple(sorted(ready)), making, claimed, wanted, returned, following, taken)
 
     def _members_of(self, folder: Path) -> dict[int, str]:
@@ -290,7 +246,11 @@ class SplitFolder:
 
     def read_returned(self, number: int) -> tuple[int, int]:
         """(rows recorded, rows handed out) of a file that was given back."""
-        return read_rows_text(self.returned_path(number))
+        try:
+            recorded, handed = self.returned_path(number).read_text().split()
+            return int(recorded), int(handed)
+        except (FileNotFoundError, ValueError):
+            return 0, 0
 
     def write_returned(self, number: int, recorded: int, handed: int) -> None:
         write_text(self.returned_path(number), f"{recorded} {handed}\n")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -87,14 +86,11 @@ def begin_kept(folder: SplitFolder, provider: QueueMember, is_due: Callable[[Pat
 def publish(folder: SplitFolder, part: UnfinishedFile, *, durable: bool = False) -> bool:
     """Give a finished file its name. False if it is no longer needed: its maker seemed dead, or a reader went back
     to before it."""
-    final = folder.kept_path
-    if part.number is not None:
-        final = folder.ready_path(part.number)
     try:
         if part.path.stat().st_ino != part.inode:
             part.path.unlink()
             return False
-        os.rename(part.path, final)
+        os.rename(part.path, folder.ready_path(part.number))
     except FileNotFoundError:
         if not folder.path.is_dir():
             raise deleted(folder.queue.path) from None
@@ -117,15 +113,14 @@ def give_up(folder: SplitFolder, part: UnfinishedFile) -> None:
 
 def was_read(folder: SplitFolder) -> bool:
     """Whether a batch was handed out, as far as it was recorded."""
-    there = folder.listing()
-    of_ranks = folder.records.left_off()
-    was_handed = of_ranks is not None and of_ranks.handed > Position(0, 0)
-    return bool(there.taken or there.claimed or there.returned or was_handed or folder.kept_seen_path.exists())
+    there, of_ranks = folder.listing(), folder.records.left_off()
+    if of_ranks is not None and of_ranks.handed > Position(0, 0):
+        return True
+    return bool(there.taken or there.claimed or there.returned or folder.kept_seen_path.exists())
 
 
 def begin_anew(folder: SplitFolder) -> None:
     """Throw away all files. The first file is made next. For a split that was never read."""
     for path in [*folder.path.glob(f"*{EXTENSION}"), *folder.path.glob(".*.part"), *folder.wanted.iterdir()]:
         path.unlink(missing_ok=True)
-    with contextlib.suppress(FileNotFoundError):
-        (folder.path / "next").unlink()
+    (folder.path / "next").unlink(missing_ok=True)
