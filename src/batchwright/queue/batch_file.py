@@ -23,7 +23,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import msgspec
@@ -206,9 +205,7 @@ class BatchFileWriter:
     def __enter__(self) -> BatchFileWriter:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -271,10 +268,10 @@ def read_batches(
 @contextlib.contextmanager
 def _opened(path: str | os.PathLike[str] | int) -> Iterator[tuple[int, str]]:
     """(descriptor, name for errors)."""
-    own = not isinstance(path, int)
-    name = os.fspath(path) if not isinstance(path, int) else name_of_descriptor(path)
-    # The path may be a pipe. Opening a pipe waits for its writer, unless told not to.
-    descriptor = path if isinstance(path, int) else os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    if isinstance(path, int):
+        descriptor, name = path, name_of_descriptor(path)
+    else:  # it may be a pipe, and opening a pipe waits for its writer, unless told not to
+        descriptor, name = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), os.fspath(path)
     try:
         yield descriptor, name
     except OSError as error:
@@ -282,7 +279,7 @@ def _opened(path: str | os.PathLike[str] | int) -> Iterator[tuple[int, str]]:
             raise
         raise _damaged(name, f"the disk cannot read it: {error.strerror}") from error
     finally:
-        if own:
+        if not isinstance(path, int):
             os.close(descriptor)
 
 

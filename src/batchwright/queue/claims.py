@@ -252,7 +252,8 @@ def rewind(folder: SplitFolder, number: int, consumer: QueueMember, *, can_be_ma
             with contextlib.suppress(FileNotFoundError):
                 os.rename(path, folder.ready_path(claimed))
         claims = []
-        for old in [old for old in (*there.ready, *there.claimed) if old < number]:
+        before = [old for old in (*there.ready, *there.claimed) if old < number]
+        for old in before:
             if can_be_made_again:
                 folder.ready_path(old).unlink(missing_ok=True)
             elif not is_rank:  # ranks delete a file when all of them have recorded that they are past it

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from batchwright.base.errors import QueueError, SpecError
 from batchwright.base.memory import BlockPool
 from batchwright.queue.batch_file import DamagedFile, FileFacts, pooled, read_batches
 from batchwright.queue.claims import quarantine as quarantine_file
-from batchwright.queue.folder import QueueFolder, SplitFolder, number_and_member, number_of
+from batchwright.queue.folder import QueueFolder, SplitFolder
 from batchwright.queue.members import Liveness
 from batchwright.queue.messages import file_in_words
 from batchwright.queue.meta import Meta, read_meta
@@ -93,28 +94,20 @@ def _meta_of(queue: QueueFolder, found: Verified) -> tuple[Meta | None, tuple[Ba
 
 def _check_counters(split: SplitFolder, found: Verified) -> None:
     for file in (split.path / "next", split.control / "taken"):
-        try:
-            text = file.read_text().strip()
-        except FileNotFoundError:
-            continue
-        except UnicodeDecodeError:
-            text = ""
-        if not re.fullmatch(r"[0-9]+", text):
-            found.damaged.append(FileDamage(file, "it does not hold a number"))
+        with contextlib.suppress(FileNotFoundError):
+            if not re.fullmatch(rb"[0-9]+\s*", file.read_bytes()):
+                found.damaged.append(FileDamage(file, "it does not hold a number"))
 
 
 def _files_of(split: SplitFolder) -> Iterator[tuple[int | None, Path, bool]]:
     """Yield (number, file, whether a consumer has it) of a split's files. The number of the kept batches is None."""
+    there = split.listing()
     if split.kept_path.exists():
         yield None, split.kept_path, False
-    for file in sorted(split.path.glob("*")):
-        number = number_of(file.name)
-        if number is not None:
-            yield number, file, False
-    for file in sorted(split.claimed.glob("*")):
-        claimed = number_and_member(file.name)
-        if claimed is not None:
-            yield claimed[0], file, True
+    for number in there.ready:
+        yield number, split.ready_path(number), False
+    for number, consumer in sorted(there.claimed.items()):
+        yield number, split.claimed_path(number, consumer), True
 
 
 def _mismatch(
