@@ -270,7 +270,7 @@ def test_a_change_that_was_accepted_once_is_accepted_and_the_provider_before_it_
 def test_another_schema_cannot_be_accepted(tmp_path):
     provider(tmp_path).run(max_files=1)
     take(tmp_path)
-    with refused(QueueError, "field 'x'", remedy="batchwright queue purge") as caught:
+    with refused(QueueError, "meta['batch_schema'][1]['dtype']", remedy="batchwright queue purge") as caught:
         provider(tmp_path, Wider).run(max_files=1, accept_change=True)
     assert "--accept-change" not in caught.value.remedy
 

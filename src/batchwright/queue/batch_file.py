@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -36,7 +36,7 @@ from batchwright.base.machine import name_of_descriptor
 from batchwright.base.memory import ALIGNMENT, BlockPool
 from batchwright.queue.schema import BatchField, fields_of
 
-__all__ = ["BatchFileWriter", "DamagedFile", "FileFacts", "pooled", "read_batches", "read_facts"]
+__all__ = ["BatchFileWriter", "DamagedFile", "FileFacts", "FileShape", "pooled", "read_batches", "read_facts"]
 
 _MAGIC = b"BATCHWRT"
 _VERSION = 1
@@ -60,6 +60,13 @@ class DamagedFile(QueueError):
         return str(self.where["reason"])
 
 
+class FileShape(NamedTuple):
+    """The cut of the rows of a file into batches. A state counts in these batches."""
+
+    batch_size: int
+    num_batches: int
+
+
 @dataclass(frozen=True, slots=True)
 class FileFacts:
     """The content of a file, as its header describes it."""
@@ -70,6 +77,10 @@ class FileFacts:
     batch_size: int
     num_batches: int
     fields: tuple[BatchField, ...]
+
+    @property
+    def shape(self) -> FileShape:
+        return FileShape(self.batch_size, self.num_batches)
 
     @property
     def num_rows(self) -> int:

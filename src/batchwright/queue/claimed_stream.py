@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass
 from functools import partial
 
-from batchwright.base.errors import PlanError, QueueError
+from batchwright.base.errors import QueueError
 from batchwright.queue.claims import Claim, beginning, claim_next, give_back, rewind
 from batchwright.queue.members import Membership
 from batchwright.queue.reading import Arrays, FileShape, LoadedFile, Position, joined
@@ -162,7 +162,7 @@ class ClaimedStream(RecordedStream):
             if first == file.num_rows:
                 claim.done()
                 return None
-        return _ClaimedFile(claim, file, file.shape, file.num_rows, first, first)
+        return _ClaimedFile(claim, file, file.facts.shape, file.num_rows, first, first)
 
     def _first_row(self, claim: Claim, file: LoadedFile, start: Position, shape: FileShape | None) -> int:
         """The first row of a stream after `seek`. The start may be beyond the end of its file."""
@@ -172,14 +172,7 @@ class ClaimedStream(RecordedStream):
                 folder=self.folder.queue.path,
                 remedy="load the state again, with no other consumer on this queue",
             )
-        try:
-            check_shape(shape, file.shape, f"{self.folder.name} file {claim.number}")
-        except PlanError:
-            if self.membership.meta.reproducible:  # or the right one could not be made
-                claim.done()
-                with self.folder.one_at_a_time():
-                    self.folder.want_if_missing(claim.number, self.folder.listing())
-            raise
+        check_shape(shape, file.facts.shape, f"{self.folder.name} file {claim.number}")
         before = sum(file.num_rows for file in self._files)
         return min(max(start.row - before, 0), file.num_rows)
 

@@ -47,14 +47,6 @@ def open_provider(config: SharedConfig) -> DataProviderBase:
 
 def _load(folder: Path, names: Mapping[str, Any]) -> ModuleType:
     file = folder / PROVIDER_FILE
-    if not file.is_file():
-        there = [path.name for path in folder.glob("*")]
-        raise SpecError(
-            f"there is no {file}",
-            parameter="dataset",
-            found=listed(sorted(there)) or "nothing",
-            remedy="write it, with a subclass of batchwright.DataProviderBase; or set another dataset",
-        )
     name = _MODULE_NAME + re.sub(r"\W", "_", folder.resolve().name)
     spec = importlib.util.spec_from_file_location(name, file.resolve())
     assert spec is not None
@@ -66,13 +58,8 @@ def _load(folder: Path, names: Mapping[str, Any]) -> ModuleType:
         with tokenize.open(file) as opened:  # in the encoding that it declares
             text = opened.read()
         module.__dict__["__source__"] = text  # the text that runs: the file may be edited before its stamp is taken
-        code = compile(
-            _without_defaults(ast.parse(text, str(file.resolve())), names),
-            str(file.resolve()),
-            "exec",
-            dont_inherit=True,
-        )
-        exec(code, module.__dict__)
+        tree = _without_defaults(ast.parse(text, str(file.resolve())), names)
+        exec(compile(tree, str(file.resolve()), "exec", dont_inherit=True), module.__dict__)
     except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise _failed(error, file, "while it was loaded") from error

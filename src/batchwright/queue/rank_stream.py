@@ -15,7 +15,7 @@ from pathlib import Path
 from batchwright.base.errors import BusyError
 from batchwright.queue.claims import beginning, return_claims_of_dead, rewind
 from batchwright.queue.folder import write_number
-from batchwright.queue.members import MemberFacts, Membership
+from batchwright.queue.members import Membership
 from batchwright.queue.ranks import RankProgress, left_off, living_ranks, names_of_ranks
 from batchwright.queue.reading import Arrays, FileShape, LoadedFile, Position, joined
 from batchwright.queue.streams import RecordedStream, SplitReader, check_shape
@@ -66,22 +66,18 @@ class RankStream(RecordedStream):
             self._renew_membership()
             if self._at is None or self._record < 0:
                 self._at = self._join(None)
-            self._forget_files_before(self._at.file)
+            for old in [old for old in self._files if old < self._at.file]:
+                del self._files[old]  # on disk they may be kept until `record`
             start = self._inside_file(self._at)
             if self.at_once and start != self._written.recorded and self._member_number == self.membership.number:
                 self._record_place(start)
-            shape = self._file(start.file).shape
+            shape = self._file(start.file).facts.shape
             size = num_rows or shape.batch_size
             rows, first_row, after_last_row = self._rows(Position(start.file, start.row + self._rank * size), size)
             if self._member_number == self.membership.number:
                 break
             # Others took this process for dead while it waited, and may have gone on without it.
         return rows, _Step(start, self._end_of(start, size * self._world_size), first_row, after_last_row, shape)
-
-    def _forget_files_before(self, number: int) -> None:
-        """Free their memory. On disk they may be kept until `record`."""
-        for old in [old for old in self._files if old < number]:
-            del self._files[old]
 
     def move(self, step: _Step) -> None:
         self._look_ahead(step.end)
@@ -128,7 +124,7 @@ class RankStream(RecordedStream):
             path: Path = self.source.waiter.until(lambda: self._find(number))
             with contextlib.suppress(FileNotFoundError):
                 file = self.source.load(path, number)
-        check_shape(self._counts_in, file.shape, f"{self.folder.name} file {number}")
+        check_shape(self._counts_in, file.facts.shape, f"{self.folder.name} file {number}")
         self._files[number] = file
         self.counts.files += 1
         return file
@@ -211,7 +207,8 @@ class RankStream(RecordedStream):
         folder, me = self.folder, self.membership.member.facts
         single = [holder for holder in folder.listing().claimed.values() if folder.liveness.is_alive(holder)]
         ranks = [one for one in folder.liveness.living("consumer") if one.world_size is not None]
-        wrong = [one for one in ranks if one.id != me.id and not one.is_replaced_by(me) and self._differs(one)]
+        others = [one for one in ranks if one.id != me.id and not one.is_replaced_by(me)]
+        wrong = [one for one in others if one.world_size != me.world_size or one.rank == me.rank]
         if single or wrong:
             raise BusyError(
                 f"rank {self.rank} of {self._world_size} cannot read {folder.name} beside those that read it now",
@@ -219,9 +216,6 @@ class RankStream(RecordedStream):
                 process=", ".join(single) or names_of_ranks(wrong),
                 remedy="all readers have another rank= of the same world_size=; stop the others",
             )
-
-    def _differs(self, other: MemberFacts) -> bool:
-        return other.world_size != self._world_size or other.rank == self._rank
 
     def _left_off(self) -> RankProgress:
         """The place of earlier ranks, or of single consumers."""

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchwright.base.memory import BlockPool
-from batchwright.queue.batch_file import FileFacts, pooled, read_batches
+from batchwright.queue.batch_file import FileFacts, FileShape, pooled, read_batches
 
 __all__ = ["Arrays", "BatchFileReader", "FileShape", "LoadedFile", "Position", "joined"]
 
@@ -36,13 +36,6 @@ class Position(NamedTuple):
     row: int
 
 
-class FileShape(NamedTuple):
-    """The cut of the rows of a file into batches. A state counts in these batches."""
-
-    batch_size: int
-    num_batches: int
-
-
 @dataclass(frozen=True, slots=True)
 class LoadedFile:
     """A file in memory, with every checksum verified."""
@@ -53,10 +46,6 @@ class LoadedFile:
     @property
     def num_rows(self) -> int:
         return self.facts.num_rows
-
-    @property
-    def shape(self) -> FileShape:
-        return FileShape(self.facts.batch_size, self.facts.num_batches)
 
     def rows(self, start: int, stop: int) -> Arrays:
         return [column[start:stop] for column in self.columns]

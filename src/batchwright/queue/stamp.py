@@ -242,17 +242,12 @@ def _of_meta(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
 
 
 def _values(value: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """The values inside of a meta, by their paths. Fields of a schema have their names as paths."""
+    """The values inside of a meta, by their paths."""
     match value:
-        case dict():
+        case dict() if value:
             for key, item in value.items():
                 yield from _values(item, f"{path}[{key!r}]")
-        case [{"name": _}, *_] if path == "meta['batch_schema']":
-            for number, field in enumerate(value):
-                name = f"field {field.get('name')!r}"
-                yield f"{name}: place", number
-                yield from ((f"{name}: {key}", item) for key, item in field.items() if key != "name")
-        case list() if len(repr(value)) > _VALUE_CHARS:
+        case list() if value:
             for number, item in enumerate(value):
                 yield from _values(item, f"{path}[{number}]")
         case _:

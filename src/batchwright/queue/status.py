@@ -22,7 +22,7 @@ from batchwright.queue.folder import EXTENSION, Listing, QueueFolder, SplitFolde
 from batchwright.queue.members import Activity, Liveness, MemberFacts, read_failures
 from batchwright.queue.meta import Meta, read_meta
 
-__all__ = ["find_queue", "names_of_splits", "production_rate", "queue_status"]
+__all__ = ["find_queue", "listing_of", "names_of_splits", "production_rate", "queue_status"]
 
 _BEAT_IS_DUE_SECONDS = 3.0
 """A living member has incremented its counter in this time, or, with a short lease, in half of that."""
@@ -131,7 +131,7 @@ def _look_at(number: int | None, path: Path) -> Status | None:
     }
 
 
-def _listing(split: SplitFolder) -> Listing:
+def listing_of(split: SplitFolder) -> Listing:
     try:
         return split.listing()
     except FileNotFoundError as error:
@@ -144,7 +144,7 @@ def _listing(split: SplitFolder) -> Listing:
 
 
 def _split(split: SplitFolder, members: Mapping[str, Status], meta: Meta | None) -> Status:
-    there = _listing(split)
+    there = listing_of(split)
     waiting = {number: split.ready_path(number) for number in there.ready if number not in there.claimed}
     ready = [file for number, path in waiting.items() if (file := _look_at(number, path))]
     claimed = []
@@ -211,7 +211,7 @@ def production_rate(made: list[tuple[int, float]]) -> float | None:
 
 def _rows_read(split: SplitFolder) -> tuple[int, int] | None:
     """(rows of all files that were handed out, rows of a file); None if no file is claimed."""
-    there = _listing(split)
+    there = listing_of(split)
     missing, rows_of_file = 0, 0
     for number, consumer in there.claimed.items():
         path = split.claimed_path(number, consumer)

@@ -212,8 +212,7 @@ class SplitReader:
         claimed = self.folder.claimed.glob(f"{digits_of(place.file)}.*{EXTENSION}")
         for path in (self.folder.ready_path(place.file), *claimed):
             with contextlib.suppress(OSError, DamagedFile):
-                facts = read_facts(path)
-                return FileShape(facts.batch_size, facts.num_batches)
+                return read_facts(path).shape
         return None
 
     def delete_files_cut_otherwise(self, shape: FileShape) -> None:
@@ -221,8 +220,7 @@ class SplitReader:
         now."""
         for number in self.folder.listing().ready:
             with contextlib.suppress(DamagedFile, FileNotFoundError):
-                facts = read_facts(self.folder.ready_path(number))
-                if (facts.batch_size, facts.num_batches) != shape:
+                if read_facts(self.folder.ready_path(number)).shape != shape:
                     self.folder.ready_path(number).unlink()
 
 

@@ -18,7 +18,7 @@ from batchwright.queue.members import Liveness
 from batchwright.queue.messages import file_in_words
 from batchwright.queue.meta import Meta, read_meta
 from batchwright.queue.schema import BatchField, fields_of
-from batchwright.queue.status import find_queue, names_of_splits
+from batchwright.queue.status import find_queue, listing_of, names_of_splits
 
 __all__ = ["FileDamage", "Verified", "verify_queue"]
 
@@ -101,7 +101,7 @@ def _check_counters(split: SplitFolder, found: Verified) -> None:
 
 def _files_of(split: SplitFolder) -> Iterator[tuple[int | None, Path, bool]]:
     """Yield (number, file, whether a consumer has it) of a split's files. The number of the kept batches is None."""
-    there = split.listing()
+    there = listing_of(split)
     if split.kept_path.exists():
         yield None, split.kept_path, False
     for number in there.ready:
