@@ -546,7 +546,7 @@ def test_a_full_disk_is_waited_for_and_said(tmp_path, running, monkeypatch, caps
     wait_for("word of it", is_said)
     full[0] = False
     consumer.timeout_seconds = 240
-    consumer._waits["train"].timeout_seconds = 240
+    consumer._streams["train"].waiter.timeout_seconds = 240
     assert consumer.get_batch("train")["id"].tolist() == [0, 1, 2, 3]
     consumer.close()
     assert capsys.readouterr().err.count("No space left on device") >= 1

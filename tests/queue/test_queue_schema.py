@@ -53,7 +53,6 @@ def test_every_dtype_that_all_frameworks_have_is_allowed(dtype):
 @pytest.mark.parametrize(
     ("meta", "says"),
     [
-        (None, r"build_meta\(\) must return a dict, not None"),
         ({"vocab_size": 3}, "'batch_schema' is missing"),
         ({"batch_schema": "x, y"}, "must be a list with one dict per field, not str"),
         ({"batch_schema": None}, "must be a list with one dict per field, not None"),

@@ -18,7 +18,7 @@ import pytest
 
 import batchwright
 from batchwright.base.errors import QueueError, SpecError
-from batchwright.queue.meta import check_meta
+from batchwright.queue.meta import check_meta, read_meta
 from batchwright.queue.stamp import Stamp, _plain, differences, normalised, stamp_of
 from refusals import refused
 
@@ -218,9 +218,11 @@ def test_a_stamp_survives_being_written_down(stamped):
 @pytest.mark.parametrize(
     "value", [None, {}, {"source": {}, "settings": {}}, {"source": {"a": 1}, "settings": {}, "seed": 0}]
 )
-def test_what_is_no_stamp_is_refused(value):
+def test_a_meta_that_does_not_say_what_the_queue_was_made_from_is_refused(value, tmp_path):
+    ours = {"format": 1, "fingerprint": "0f", "born": "1", "reproducible": True, "val_batches": None, "batch_size": 8}
+    (tmp_path / "meta.json").write_text(json.dumps({"batchwright": ours | {"made_from": value}}))
     with refused(QueueError, remedy="batchwright queue purge"):
-        Stamp.from_json(value, META)
+        read_meta(tmp_path / "meta.json")
 
 
 def test_values_that_are_not_json_have_a_text_that_every_process_finds():

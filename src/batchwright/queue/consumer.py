@@ -107,7 +107,6 @@ class DatasetConsumer:
             self._converted = adapter(self._framework).handed
         self._lock = threading.RLock()
         self._streams: dict[str, BatchStream] = {}
-        self._waits: dict[str, Waiter] = {}
         self._memberships: list[Membership] = []
         """The one of this process, from its first batch on."""
         self._is_closed = False
@@ -115,7 +114,7 @@ class DatasetConsumer:
         self._last_state: dict[str, Any] = {"queue": self._fingerprint}
         self._last_stats: dict[str, Any] = {}
         _consumers.add(self)
-        weakref.finalize(self, _close_all, self._streams, self._waits, self._memberships)
+        weakref.finalize(self, _close_all, self._streams, self._memberships)
 
     def _open(self, data_dir: str | os.PathLike[str] | None) -> None:
         if self._provider is not None:
@@ -219,7 +218,6 @@ class DatasetConsumer:
         if self._pid != os.getpid():
             self._pid = os.getpid()
             self._streams.clear()
-            self._waits.clear()
             self._memberships.clear()
         one_of(_SPLITS, split=split)
         if split not in self._streams:
@@ -237,7 +235,7 @@ class DatasetConsumer:
         if self._provider is not None:
             return InProcessStream(self._provider, split, self._rank or 0, self._world_size or 1)
         folder = self._queue.split(split, self._liveness)
-        waiter = self._waits[split] = Waiter(folder, self.timeout_seconds)
+        waiter = Waiter(folder, self.timeout_seconds)
         if split == "val" and self._meta.val_batches:
             return ValidationStream(SplitReader(folder, waiter, self._fingerprint))
         folder.sweep()
@@ -313,11 +311,10 @@ class DatasetConsumer:
         stats: dict[str, Any] = {}
         for split, stream in [*self._streams.items()]:
             stats[split] = asdict(stream.counts)
-            waiter = self._waits.get(split)
-            if waiter is not None:
+            if (waiter := stream.waiter) is not None:
                 stats[split] |= {"wait_seconds": waiter.seconds, "longest_wait_seconds": waiter.longest_seconds}
                 with contextlib.suppress(OSError):
-                    stats[split]["backlog_files"] = self._queue.split(split, self._liveness).backlog()
+                    stats[split]["backlog_files"] = waiter.folder.backlog()
         return stats
 
     # The end
@@ -328,8 +325,9 @@ class DatasetConsumer:
         self._close(record=self._delete == "consumed")
 
     def _close(self, *, record: bool) -> None:
-        for waiter in [*self._waits.values()]:
-            waiter.stop()  # before the lock, which a thread that waits holds
+        for stream in [*self._streams.values()]:
+            if stream.waiter is not None:
+                stream.waiter.stop()  # before the lock, which a thread that waits holds
         with self._lock:
             if self._is_closed:
                 return
@@ -343,7 +341,7 @@ class DatasetConsumer:
             for stream in self._streams.values():
                 with contextlib.suppress(OSError):
                     stream.release(record=record)
-            _close_all(self._streams, self._waits, self._memberships)
+            _close_all(self._streams, self._memberships)
 
     def __enter__(self) -> DatasetConsumer:
         return self
@@ -360,7 +358,7 @@ class DatasetConsumer:
         return f"DatasetConsumer({str(self.data_dir)!r})"
 
 
-def _close_all(streams: dict[str, BatchStream], waits: dict[str, Waiter], memberships: list[Membership]) -> None:
+def _close_all(streams: dict[str, BatchStream], memberships: list[Membership]) -> None:
     """Leave the queue without taking its lock: a garbage collector may call this anywhere. The last batch comes again,
     since it was not recorded as used."""
     pid = os.getpid()
@@ -368,12 +366,11 @@ def _close_all(streams: dict[str, BatchStream], waits: dict[str, Waiter], member
         return
     for stream in streams.values():
         stream.drop()
-    for waiter in waits.values():
-        waiter.close()
+        if stream.waiter is not None:
+            stream.waiter.close()
     for membership in memberships:
         membership.leave()
     streams.clear()
-    waits.clear()
     memberships.clear()
 
 

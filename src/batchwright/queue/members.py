@@ -217,18 +217,15 @@ class QueueMember:
             part.write_bytes(msgspec.json.encode(failure))
             os.rename(part, self.path.with_name(self.id + ".died"))
 
-    def _forget(self) -> None:
-        """In a forked child: the member is the parent's. Its lock must end with the parent, not with this process."""
-        self._left.set()
-        os.close(self._descriptor)
-
 
 _here: weakref.WeakSet[QueueMember] = weakref.WeakSet()
 
 
 def _forget_all() -> None:
+    """In a forked child: members are the parent's. Their locks must end with the parent, not with this process."""
     for member in list(_here):
-        member._forget()
+        member._left.set()
+        os.close(member._descriptor)
     _here.clear()
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from batchwright.base.errors import QueueError, SpecError
 from batchwright.base.files import write_whole
-from batchwright.base.words import listed
+from batchwright.base.words import error_in_words, listed
 from batchwright.queue.messages import purge_command
 from batchwright.queue.stamp import Stamp
 
@@ -66,11 +66,7 @@ def read_meta(path: Path) -> Meta | None:
         content = json.loads(path.read_bytes())
         ours = content.pop(_OURS)
         if ours["format"] != _FORMAT:
-            raise QueueError(
-                f"this queue has format {ours['format']}, and this batchwright reads {_FORMAT}",
-                file=path,
-                remedy=f"prepare again, after\n{purge_command(path.parent)}",
-            )
+            raise ValueError(f"it has format {ours['format']}, and this batchwright reads {_FORMAT}")
         return Meta(
             content,
             Stamp.from_json(ours["made_from"], content),
@@ -85,7 +81,7 @@ def read_meta(path: Path) -> Meta | None:
         return None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise QueueError(
-            f"this is not the meta of a queue: {type(error).__name__}: {error}",
+            f"this is not the meta of a queue: {error_in_words(error)}",
             file=path,
             remedy=f"prepare again, after\n{purge_command(path.parent)}",
         ) from error

@@ -11,7 +11,7 @@ import re
 import sys
 import tokenize
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeGuard
@@ -81,42 +81,16 @@ def _put_on_path(folder: Path) -> None:
 
 
 def _without_defaults(tree: ast.Module, names: Mapping[str, Any]) -> ast.Module:
-    """The module without assignments of constants, at its top, to names that the config sets: those are defaults.
+    """The module, whose assignments of constants to names that the config sets go to another name: they are defaults.
 
     Computed values (`vocab_size = len(chars)`) stay. Lines keep their numbers.
     """
-    tree.body = [
-        single
-        for statement in tree.body
-        for single in _single_assignments(statement)
-        if _assigned_constant(single) not in names
-    ]
+    for statement in tree.body:
+        if isinstance(statement, ast.Assign | ast.AnnAssign) and _is_constant(statement.value):
+            for node in ast.walk(statement):
+                if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in names:
+                    node.id = "_default"
     return tree
-
-
-def _single_assignments(statement: ast.stmt) -> Iterator[ast.stmt]:
-    """`a = b = 1` as two assignments, and `a, b = 1, 2` too."""
-    if not isinstance(statement, ast.Assign) or not _is_constant(statement.value):
-        yield statement
-        return
-    for target in statement.targets:
-        pairs = [(target, statement.value)]
-        match target, statement.value:
-            case ast.Tuple(elts=names), ast.Tuple(elts=values) if len(names) == len(values):
-                if all(isinstance(name, ast.Name) for name in names):
-                    pairs = list(zip(names, values, strict=True))
-        for one, value in pairs:
-            yield ast.copy_location(ast.Assign([one], value), statement)
-
-
-def _assigned_constant(statement: ast.stmt) -> str | None:
-    match statement:
-        case (
-            ast.Assign(targets=[ast.Name(id=name)], value=ast.expr() as value)
-            | ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value)
-        ) if _is_constant(value):
-            return name
-    return None
 
 
 _OF_CONSTANTS = (
@@ -125,9 +99,9 @@ _OF_CONSTANTS = (
 )
 
 
-def _is_constant(value: ast.expr) -> bool:
+def _is_constant(value: ast.expr | None) -> bool:
     """Whether an expression has only numbers, text and brackets, without names or calls."""
-    return all(isinstance(node, _OF_CONSTANTS) for node in ast.walk(value))
+    return value is not None and all(isinstance(node, _OF_CONSTANTS) for node in ast.walk(value))
 
 
 def _failed(error: BaseException, file: Path, when: str) -> SpecError:

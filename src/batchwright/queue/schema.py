@@ -79,10 +79,7 @@ def fields_of(meta: Mapping[str, Any]) -> tuple[BatchField, ...]:
     return tuple(fields)
 
 
-def _schema_problems(meta: Any) -> Iterator[str]:
-    if not isinstance(meta, Mapping):
-        yield f"build_meta() must return a dict, not {_kind(meta)}"
-        return
+def _schema_problems(meta: Mapping[str, Any]) -> Iterator[str]:
     schema = meta.get("batch_schema", ())
     if "batch_schema" not in meta:
         yield "'batch_schema' is missing"

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from batchwright.base.canonical import encode
-from batchwright.base.errors import QueueError, SpecError
+from batchwright.base.errors import SpecError
 from batchwright.base.fingerprint import fingerprint_value, function_fingerprint, is_users
 from batchwright.base.words import shortened
 
@@ -56,14 +56,8 @@ class Stamp:
 
     @classmethod
     def from_json(cls, value: Any, meta: dict[str, Any]) -> Stamp:
-        try:
-            source, settings, inputs = (dict(value[name]) for name in ("source", "settings", "inputs"))
-            return cls(meta, source, settings, int(value["seed"]), inputs)
-        except (KeyError, TypeError, ValueError):
-            raise QueueError(
-                "this queue does not say what it was made from",
-                remedy="remove it and have it made again: batchwright queue purge",
-            ) from None
+        source, settings, inputs = (dict(value[name]) for name in ("source", "settings", "inputs"))
+        return cls(meta, source, settings, int(value["seed"]), inputs)
 
 
 def stamp_of(provider: Any, meta: dict[str, Any], inputs: dict[str, str] | None = None) -> Stamp:
@@ -244,7 +238,7 @@ def _of_meta(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
 def _values(value: Any, path: str) -> Iterator[tuple[str, Any]]:
     """The values inside of a meta, by their paths."""
     match value:
-        case dict() if value:
+        case dict() if value or path == "meta":
             for key, item in value.items():
                 yield from _values(item, f"{path}[{key!r}]")
         case list() if value:

@@ -129,6 +129,7 @@ class BatchStream(Protocol):
     """The rows of a split, for one consumer. A stream overrides what it needs."""
 
     counts: StreamCounts
+    waiter: Waiter | None = None
 
     def peek(self, num_rows: int | None) -> tuple[Arrays, Any]:
         """The next rows, with the argument for `move`. None: as many as the provider put into a batch."""
@@ -249,6 +250,7 @@ class RecordedStream(BatchStream):
         self.folder = source.folder
         self.reader = source.reader
         self.counts: StreamCounts = source.counts
+        self.waiter = source.waiter
         self.membership = membership
         self.rank = rank
         self.at_once = at_once

@@ -22,6 +22,7 @@ class ValidationStream(BatchStream):
         self.source = source
         self.folder = source.folder
         self.counts: StreamCounts = source.counts
+        self.waiter = source.waiter
         self._file: LoadedFile | None = None
         self._found: tuple[int, int] | None = None
         """The inode and the time of the file that was read. Inode numbers are reused."""
