@@ -171,13 +171,17 @@ class BatchFileWriter:
     raises the system's OSError, if possible before a batch is made.
     """
 
-    def __init__(self, path: str | os.PathLike[str], facts: FileFacts) -> None:
+    def __init__(self, path: str | os.PathLike[str], facts: FileFacts, *, is_there: bool = False) -> None:
+        """`is_there`: the file exists. If it is gone, it is not made again: FileNotFoundError."""
         self.facts = facts
         self.num_appended: int = 0
         self._hashes = [xxhash.xxh3_64() for _ in facts.fields]
         self._first_byte = len(_encoded(facts, [0] * len(facts.fields)))
         self._places = [self._first_byte + offset for offset in facts.offsets]
-        self._descriptor: int | None = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+        flags = os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC
+        if not is_there:
+            flags |= os.O_CREAT
+        self._descriptor: int | None = os.open(path, flags, 0o666)
         try:
             _reserve(self._descriptor, self._first_byte + facts.num_bytes)
         except BaseException:

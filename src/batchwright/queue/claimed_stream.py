@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from dataclasses import dataclass
@@ -254,12 +255,10 @@ class ClaimedStream(RecordedStream):
     def release(self, *, record: bool) -> None:
         if record:
             self.record()
-        self.reader.close()
+        self.reader.finish()
         for claim in self._claims():
-            try:
+            with contextlib.suppress(QueueError):  # the folder was deleted
                 give_back(self.folder, claim)
-            except QueueError:  # the folder was deleted
-                claim.rest()
         self.drop()
 
     def drop(self) -> None:

@@ -137,8 +137,6 @@ class SharedConfig(Mapping[str, Any]):
     values do.
     """
 
-    __slots__ = ("_values", "data_dir", "origins", "path")
-
     path: Path
     data_dir: Path
     origins: dict[str, str]
@@ -148,8 +146,7 @@ class SharedConfig(Mapping[str, Any]):
         self, values: Mapping[str, Any], path: Path, data_dir: Path, origins: Mapping[str, str] | None = None
     ) -> None:
         own = {"_values": dict(values), "path": Path(path), "data_dir": Path(data_dir), "origins": dict(origins or {})}
-        for name, value in own.items():
-            object.__setattr__(self, name, value)
+        vars(self).update(own)
 
     def __getitem__(self, name: str) -> Any:
         return self._values[name]
@@ -220,12 +217,9 @@ def _config_file(path: str | os.PathLike[str]) -> Path:
     folders = dict.fromkeys([file if file.is_dir() else file.parent, Path("config"), Path()])
     there = [str(folder / name) for folder in folders for name in _python_files(folder)]
     near = _nearest_first(str(file), there)
-    raise SpecError(
-        f"{file} is a folder, not a config file" if file.is_dir() else f"there is no config file {file}",
-        folder=Path.cwd(),
-        files=listed(near) or None,
-        remedy=near[0] if near else "go to the folder that holds config/ and data/, or give the file's whole path",
-    )
+    what = f"{file} is a folder, not a config file" if file.is_dir() else f"there is no config file {file}"
+    remedy = near[0] if near else "go to the folder that holds config/ and data/, or give the file's whole path"
+    raise SpecError(what, folder=Path.cwd(), files=listed(near) or None, remedy=remedy)
 
 
 def _python_files(folder: Path) -> list[str]:

@@ -23,8 +23,7 @@ class UnfinishedFile:
     number: int | None
     """None for the kept batches."""
     path: Path
-    inode: int
-    """A file of the same name with another inode is not this one: its maker seemed dead, and woke up."""
+    """It is made once, when the number is taken. A file that is gone belongs to nobody, and is not made again."""
 
 
 def begin(folder: SplitFolder, provider: QueueMember, max_backlog_files: int) -> UnfinishedFile | None:
@@ -55,7 +54,7 @@ def _begin(folder: SplitFolder, number: int, provider: QueueMember, there: Listi
         part.unlink(missing_ok=True)
         raise
     folder.forget_wanted(number)
-    return UnfinishedFile(number, part, part.stat().st_ino)
+    return UnfinishedFile(number, part)
 
 
 def _take_over(folder: SplitFolder, number: int, maker: str) -> bool:
@@ -80,16 +79,13 @@ def begin_kept(folder: SplitFolder, provider: QueueMember, is_due: Callable[[Pat
             folder.part_path(None, maker).unlink(missing_ok=True)
         part = folder.part_path(None, provider.id)
         part.touch()
-        return UnfinishedFile(None, part, part.stat().st_ino)
+        return UnfinishedFile(None, part)
 
 
 def publish(folder: SplitFolder, part: UnfinishedFile, *, durable: bool = False) -> bool:
     """Give a finished file its name. False if it is no longer needed: its maker seemed dead, or a reader went back
     to before it."""
     try:
-        if part.path.stat().st_ino != part.inode:
-            part.path.unlink()
-            return False
         os.rename(part.path, folder.ready_path(part.number))
     except FileNotFoundError:
         if not folder.path.is_dir():

@@ -351,8 +351,7 @@ class Membership:
         self.queue = queue
         self.meta = meta
         self.lease_seconds = lease_seconds
-        self.rank = rank
-        self.world_size = world_size
+        self.ranks = {"rank": rank, "world_size": world_size}
         self.number: int = 0
         self.pid: int = os.getpid()
         self._member: QueueMember | None = None
@@ -360,8 +359,7 @@ class Membership:
     @property
     def member(self) -> QueueMember:
         if self._member is None:
-            ranks = {"rank": self.rank, "world_size": self.world_size}
-            self._member = QueueMember(self.queue.who, "consumer", self.lease_seconds, **ranks)
+            self._member = QueueMember(self.queue.who, "consumer", self.lease_seconds, **self.ranks)
             with contextlib.suppress(OSError):
                 Liveness(self.queue.who).remove_dead()
         return self._member

@@ -230,6 +230,7 @@ class _Production:
         try:
             if not self._write(folder, part):
                 making.give_up(folder, part)
+                self.at = None, None
                 return False
             is_published = making.publish(folder, part, durable=self.provider.durable)
         except BaseException:
@@ -244,9 +245,13 @@ class _Production:
         return is_published
 
     def _write(self, folder: SplitFolder, part: UnfinishedFile) -> bool:
-        """Write all batches of a file. False if the provider was stopped before."""
+        """Write all batches of a file. False if the provider was stopped before, or the file is no longer needed."""
         batches = self._batches(folder.name, part.number)
-        with BatchFileWriter(part.path, self._facts(folder.name, part.number)) as writer:
+        try:
+            writer = BatchFileWriter(part.path, self._facts(folder.name, part.number), is_there=True)
+        except FileNotFoundError:  # its maker seemed dead, or a reader went back to before it
+            return False
+        with writer:
             while not self.provider._stopping.is_set():
                 arrays = next(batches, None)
                 if arrays is None:

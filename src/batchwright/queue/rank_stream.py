@@ -287,7 +287,7 @@ class RankStream(RecordedStream):
         if record:
             with contextlib.suppress(OSError):
                 self.record()
-        self.reader.close()
+        self.reader.finish()
         self.drop()
 
     def drop(self) -> None:
