@@ -34,6 +34,7 @@ from batchwright.base.errors import QueueError
 from batchwright.base.files import reserve
 from batchwright.base.machine import name_of_descriptor
 from batchwright.base.memory import ALIGNMENT, BlockPool
+from batchwright.queue.messages import file_in_words
 from batchwright.queue.schema import BatchField, fields_of
 
 __all__ = ["BatchFileWriter", "DamagedFile", "FileFacts", "FileShape", "pooled", "read_batches", "read_facts"]
@@ -95,6 +96,12 @@ class FileFacts:
     def offsets(self) -> tuple[int, ...]:
         """The offset of each field in bytes, from the start of the first field."""
         return (0, *accumulate(self._sizes()))[:-1]
+
+    def under_another_name(self, split: str, number: int | None) -> str | None:
+        """The reason why this cannot be the file of that name. None if it can. Kept batches have the number 0."""
+        if (self.split, self.number) == (split, number or 0):
+            return None
+        return f"it is {self.split} file {self.number}, under the name of {file_in_words(split, number)}"
 
     def _sizes(self) -> list[int]:
         return [_round_up(self.num_rows * field.row_bytes) for field in self.fields]

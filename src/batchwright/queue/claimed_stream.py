@@ -33,10 +33,6 @@ class _ClaimedFile:
     """The first row to hand out."""
     recorded: int
 
-    @property
-    def number(self) -> int:
-        return self.claim.number
-
 
 Taken = list[tuple[_ClaimedFile, int, int]]
 """Rows of a batch: their files, each with the first row and the one after the last."""
@@ -116,7 +112,7 @@ class ClaimedStream(RecordedStream):
         """Read the next file while the rest of this one is used. Where others read too, it may be theirs."""
         is_time = self.counts.batches % _TAKES_PER_LOOK == 1 and not self.reader.is_ahead
         if is_time and current is self._files[-1] and row < current.num_rows and current.claim.is_alone:
-            self.reader.read_ahead(self.folder.ready_path(current.number + 1))
+            self.reader.read_ahead(self.folder.ready_path(current.claim.number + 1))
 
     def _open(self) -> None:
         """Claim the next file, and read it. After an interrupt in between, `claim_next` finds the file again."""
@@ -212,7 +208,7 @@ class ClaimedStream(RecordedStream):
     def _delete(self, file: _ClaimedFile) -> None:
         """Record a file as used, now, and delete it in the thread."""
         file.claim.record(file.num_rows, file.num_rows)
-        self._ending.add(file.number)
+        self._ending.add(file.claim.number)
         self._files.remove(file)
         self.reader.do_later(partial(self._finish, file.claim))
 
@@ -228,17 +224,17 @@ class ClaimedStream(RecordedStream):
         if self._at is not None:
             current, row = self._at
             if row < current.num_rows:
-                return Position(current.number, row), current.shape
+                return Position(current.claim.number, row), current.shape
             if current in self._files:
                 after = self._files.index(current) + 1
             if after >= len(self._files):
-                return Position(current.number + 1, 0), current.shape
+                return Position(current.claim.number + 1, 0), current.shape
         elif self._start is not None:
             return self._start
         if self._files:
             following = self._files[after]
-            return Position(following.number, following.first), following.shape
-        place = Position(*beginning(self.folder))
+            return Position(following.claim.number, following.first), following.shape
+        place = beginning(self.folder)
         return place, self.source.shape_at(place)
 
     def seek(self, position: Position, shape: FileShape | None, *, can_be_made_again: bool) -> None:

@@ -21,6 +21,7 @@ from batchwright.base.errors import BusyError, QueueError
 from batchwright.queue.folder import EXTENSION, Listing, SplitFolder, digits_of, write_number, write_text
 from batchwright.queue.members import QueueMember
 from batchwright.queue.ranks import living_ranks, refuse_after_ranks, refuse_beside_ranks
+from batchwright.queue.reading import Position
 
 __all__ = [
     *("Claim", "beginning", "claim_next", "give_back", "quarantine", "read_rows", "return_claims_of_dead", "rewind"),
@@ -157,7 +158,7 @@ def _claim_in_place(folder: SplitFolder, number: int, consumer: QueueMember) -> 
     return claim
 
 
-def beginning(folder: SplitFolder) -> tuple[int, int]:
+def beginning(folder: SplitFolder) -> Position:
     """The file that `claim_next` would give, and how many of its rows were used before."""
     with folder.one_at_a_time():
         after_ranks = folder.records.left_off()
@@ -167,8 +168,8 @@ def beginning(folder: SplitFolder) -> tuple[int, int]:
         dead = [number for number, holder in there.claimed.items() if not folder.liveness.is_alive(holder)]
         number = min([*there.again, *dead], default=there.taken)
         if number in dead:
-            return number, read_rows(folder.claimed_path(number, there.claimed[number]))[0]
-        return number, folder.read_returned(number)[0]
+            return Position(number, read_rows(folder.claimed_path(number, there.claimed[number]))[0])
+        return Position(number, folder.read_returned(number)[0])
 
 
 def give_back(folder: SplitFolder, claim: Claim) -> None:

@@ -285,9 +285,8 @@ class _Loading:
 
     def parse_overrides(self, overrides: Sequence[str]) -> dict[str, str]:
         """Name and text of each `--name=value`; the last one of a name counts."""
-        words = overrides.split() if isinstance(overrides, str) else map(str, overrides)
         wanted = {}
-        for word in words:
+        for word in map(str, overrides):
             name, equals, text = word.removeprefix("--").partition("=")
             if word.startswith("--") and name and equals:
                 wanted[name] = text

@@ -136,10 +136,10 @@ def _plain(value: Any, path: str, problems: list[str]) -> Any:
         case Mapping() if all(isinstance(key, str) for key in value):
             return {str.__str__(key): _plain(item, f"{path}[{key!r}]", problems) for key, item in value.items()}
         case Mapping():
-            problems.append(f"{path} has keys that are not strings, which JSON does not have")
+            fault = "has keys that are not strings"
         case float():
-            problems.append(f"{path} is {value}, which JSON does not have")
+            fault = f"is {value}"
         case _:
-            kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
-            problems.append(f"{path} is a {kind}, which JSON does not have")
+            fault = "is a " + f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
+    problems.append(f"{path} {fault}, which JSON does not have")
     return None

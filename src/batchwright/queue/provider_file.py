@@ -144,10 +144,10 @@ def _provider_class(module: ModuleType) -> type[DataProviderBase]:
     file = Path(str(module.__file__))
     name = f"{file.parent.name}/{file.name}"
     headline = f"no subclass of DataProviderBase in {name}"
-    if own:
-        headline = f"several subclasses of DataProviderBase in {name}: which one is meant?"
     if "Provider" in vars(module):
         headline = f"Provider in {name} is no subclass of DataProviderBase: {shortened(vars(module)['Provider'])}"
+    elif own:
+        headline = f"several subclasses of DataProviderBase in {name}: which one is meant?"
     imported = [f"{one} (imported from {kind.__module__})" for one, kind in kinds.items() if one not in own]
     raise SpecError(
         headline,
@@ -185,11 +185,8 @@ def _make(kind: type[DataProviderBase], config: SharedConfig) -> DataProviderBas
     except (Exception, SystemExit) as error:
         raise _failed(error, file, f"in {kind.__qualname__}.__init__") from error
     if "config" not in vars(provider):
-        raise SpecError(
-            f"{kind.__qualname__}.__init__ does not call the __init__ of DataProviderBase",
-            parameter="__init__",
-            file=file,
-            remedy="def __init__(self, **settings): super().__init__(**settings), and then your own",
-        )
+        what = f"{kind.__qualname__}.__init__ does not call the __init__ of DataProviderBase"
+        remedy = "def __init__(self, **settings): super().__init__(**settings), and then your own"
+        raise SpecError(what, parameter="__init__", file=file, remedy=remedy)
     provider._take_missing(config, given, named)
     return provider

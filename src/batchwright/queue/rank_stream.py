@@ -261,7 +261,7 @@ class RankStream(RecordedStream):
         with folder.one_at_a_time():
             if living_ranks(folder, None):
                 mine = folder.records.of_rank(self._rank, self._world_size)
-        place = mine.recorded if mine is not None else Position(*beginning(folder))
+        place = mine.recorded if mine is not None else beginning(folder)
         return place, self.source.shape_at(place)
 
     def seek(self, position: Position, shape: FileShape | None, *, can_be_made_again: bool) -> None:

@@ -21,8 +21,8 @@ from batchwright.base.words import shortened
 
 __all__ = ["DTYPES", "BatchField", "checked", "fields_of", "is_pair"]
 
-_NAMES = "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64"
-DTYPES: dict[str, np.dtype] = {name: np.dtype(name) for name in _NAMES.split()}
+_DTYPES = "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64"
+DTYPES: dict[str, np.dtype] = {name: np.dtype(name) for name in _DTYPES.split()}
 """The types that all frameworks have, and that a file can hold as in memory."""
 _MOST_DIMENSIONS = 16
 _MOST_BYTES_PER_ROW = 1 << 40
@@ -149,7 +149,7 @@ def _kind(value: Any) -> str:
 def checked(batch: Any, fields: tuple[BatchField, ...], batch_size: int, *, where: str) -> list[NDArray[Any]]:
     """The batch's arrays in the order of the fields: native, C-contiguous, over the given memory if possible.
 
-    A dict (or an Arrow RecordBatch or Table) of NumPy arrays, torch tensors, or Arrow arrays: numbers for shape [],
+    A dict of NumPy arrays, torch tensors, or Arrow arrays: numbers for shape [],
     lists of one length or fixed shape tensors for others. `where` names the batch for the SampleError.
     """
     if type(batch) is dict and len(batch) == len(fields):  # a good batch takes a few microseconds
@@ -185,16 +185,18 @@ def _tensor_to_numpy(value: Any) -> NDArray[Any] | None:
 
 def _looked_at(batch: Any, fields: tuple[BatchField, ...], batch_size: int, where: str) -> list[NDArray[Any]]:
     """Check a batch that the fast check of `checked` does not pass. Each field is brought into form, or refused."""
-    given = _columns(batch, where)
+    if not isinstance(batch, Mapping):
+        remedy = 'return {"x": ..., "y": ...}: one array per field of batch_schema'
+        raise SampleError(f"sample_batch must return a dict of arrays, not {_kind(batch)}", batch=where, remedy=remedy)
     names = [field.name for field in fields]
     problems: dict[str, str] = {}
     arrays = []
     for field in fields:
         try:
-            arrays.append(_fitting(given, field, batch_size))
+            arrays.append(_fitting(batch, field, batch_size))
         except _Unfit as problem:
             problems[field.name] = f"field {field.name!r} {problem}"
-    for name in given:
+    for name in batch:
         if name not in names:
             problems[str(name)] = f"field {name!r} is not in the schema, which has {', '.join(names)}"
     if problems:
@@ -207,20 +209,6 @@ def _looked_at(batch: Any, fields: tuple[BatchField, ...], batch_size: int, wher
             remedy="return from sample_batch what batch_schema says, or change batch_schema in build_meta",
         )
     return arrays
-
-
-def _columns(batch: Any, where: str) -> Mapping[Any, Any]:
-    if isinstance(batch, Mapping):
-        return batch
-    headline = f"sample_batch must return a dict of arrays, not {_kind(batch)}"
-    pa = sys.modules.get("pyarrow")
-    if pa is not None and isinstance(batch, pa.RecordBatch | pa.Table):
-        names = batch.schema.names
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if not twice:
-            return dict(zip(names, batch.columns, strict=True))
-        headline = f"column {twice[0]!r} of the batch is there {names.count(twice[0])} times"
-    raise SampleError(headline, batch=where, remedy='return {"x": ..., "y": ...}: one array per field of batch_schema')
 
 
 class _Unfit(Exception):

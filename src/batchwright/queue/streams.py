@@ -194,12 +194,11 @@ class SplitReader:
     def _check_identity(self, file: LoadedFile, number: int | None) -> None:
         """Check that a file matches its name, and the queue that this consumer was opened on."""
         facts, folder = file.facts, self.folder
-        name = file_in_words(folder.name, number)
-        if (facts.split, facts.number) != (folder.name, number or 0):
-            reason = f"it is {facts.split} file {facts.number}, under the name of {name}"
+        reason = facts.under_another_name(folder.name, number)
+        if reason is not None:
             raise DamagedFile(f"a file of {folder.path} is another: {reason}", file=folder.path, reason=reason)
         if facts.stamp != self.fingerprint:
-            purge = purge_command(folder.queue.path)
+            name, purge = file_in_words(folder.name, number), purge_command(folder.queue.path)
             raise QueueError(
                 f"{name} was made by another provider than the queue that this consumer opened",
                 folder=folder.queue.path,

@@ -15,7 +15,6 @@ from batchwright.queue.batch_file import DamagedFile, FileFacts, pooled, read_ba
 from batchwright.queue.claims import quarantine as quarantine_file
 from batchwright.queue.folder import QueueFolder, SplitFolder
 from batchwright.queue.members import Liveness
-from batchwright.queue.messages import file_in_words
 from batchwright.queue.meta import Meta, read_meta
 from batchwright.queue.schema import BatchField, fields_of
 from batchwright.queue.status import find_queue, listing_of, names_of_splits
@@ -114,10 +113,9 @@ def _mismatch(
     facts: FileFacts, split: str, number: int | None, meta: Meta | None, fields: tuple[BatchField, ...] | None
 ) -> str | None:
     """The reason why an undamaged file does not belong in its place."""
-    if (facts.split, facts.number) != (split, number or 0):
-        return f"it is {facts.split} file {facts.number}, under the name of {file_in_words(split, number)}"
-    if meta is None:
-        return None
+    reason = facts.under_another_name(split, number)
+    if reason is not None or meta is None:
+        return reason
     if facts.stamp != meta.fingerprint:
         return f"it was made from something else than meta.json says ({facts.stamp}, not {meta.fingerprint})"
     if facts.fields != fields:
