@@ -223,6 +223,13 @@ def test_a_file_that_was_not_finished_is_refused(tmp_path, num_appended):
     assert "did not finish" in reason_of(path) or "inside its header" in reason_of(path)
 
 
+def test_a_file_that_should_be_there_and_is_gone_is_not_made_again(tmp_path):
+    """Its inode may be given to the new file at once: nothing would tell the two apart."""
+    with pytest.raises(FileNotFoundError):
+        BatchFileWriter(tmp_path / "gone", FACTS, is_there=True)
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_writer_finishes_only_with_all_its_batches(tmp_path):
     with BatchFileWriter(tmp_path / "f", FACTS) as writer:
         writer.append(batches_of(FACTS)[0])

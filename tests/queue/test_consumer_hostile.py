@@ -174,7 +174,7 @@ def test_files_that_wait_for_commit_are_neither_in_memory_nor_open(tmp_path):
         ids(consumer, 130)
         held = consumer._streams["train"]._files
         assert len(held) == 28
-        assert [one.number for one in held if one.file is not None] == [27]
+        assert [one.claim.number for one in held if one.file is not None] == [27]
         assert len(os.listdir("/proc/self/fd")) <= before + 2
         consumer.commit()
         assert len(list((tmp_path / "queue/control/train/claimed").glob("*.batches"))) == 0

@@ -270,7 +270,7 @@ def test_a_change_that_was_accepted_once_is_accepted_and_the_provider_before_it_
 def test_another_schema_cannot_be_accepted(tmp_path):
     provider(tmp_path).run(max_files=1)
     take(tmp_path)
-    with refused(QueueError, "field 'x'", remedy="batchwright queue purge") as caught:
+    with refused(QueueError, "meta['batch_schema'][1]['dtype']", remedy="batchwright queue purge") as caught:
         provider(tmp_path, Wider).run(max_files=1, accept_change=True)
     assert "--accept-change" not in caught.value.remedy
 
@@ -546,7 +546,7 @@ def test_a_full_disk_is_waited_for_and_said(tmp_path, running, monkeypatch, caps
     wait_for("word of it", is_said)
     full[0] = False
     consumer.timeout_seconds = 240
-    consumer._waits["train"].timeout_seconds = 240
+    consumer._streams["train"].waiter.timeout_seconds = 240
     assert consumer.get_batch("train")["id"].tolist() == [0, 1, 2, 3]
     consumer.close()
     assert capsys.readouterr().err.count("No space left on device") >= 1

@@ -193,14 +193,6 @@ def test_a_file_that_cannot_be_loaded_is_named_with_its_line(case, opened, tmp_p
     assert not [name for name in set(sys.modules) - before if name.startswith("prepare_streaming_of_")]
 
 
-def test_a_folder_without_the_file_says_what_is_there(opened, tmp_path):
-    (tmp_path / "data/toy").mkdir(parents=True)
-    (tmp_path / "data/toy/prepare.py").touch()
-    with pytest.raises(SpecError, match=r"there is no data/toy/prepare_streaming\.py") as refused:
-        open_provider(SharedConfig({}, Path("c.py"), Path("data/toy")))
-    assert refused.value.where["found"] == "prepare.py"
-
-
 # Making it
 
 

@@ -18,9 +18,8 @@ import pytest
 
 import batchwright
 from batchwright.base.errors import QueueError, SpecError
-from batchwright.queue.differences import differences
-from batchwright.queue.meta import check_meta
-from batchwright.queue.stamp import Stamp, _plain, normalised, stamp_of
+from batchwright.queue.meta import check_meta, read_meta
+from batchwright.queue.stamp import Stamp, _plain, differences, normalised, stamp_of
 from refusals import refused
 
 META = {"vocab_size": 65, "batch_schema": [{"name": "x", "dtype": "int64", "shape": [8]}]}
@@ -170,7 +169,7 @@ def test_another_seed_counts(stamped):
         ({}, {"a": "é"}, ["meta['a'] is new: 'é'"]),
         ({"a": {"b": {"c": 1}}}, {"a": {"b": {"c": 2}}}, ["meta['a']['b']['c'] was 1, and is 2"]),
         ({"a": {"b": 1, "c": 2}}, {"a": {"c": 2, "b": 1}}, ["the keys of the meta have another order"]),
-        ({"a": [1, 2]}, {"a": [1, 3]}, ["meta['a'] was [1, 2], and is [1, 3]"]),
+        ({"a": [1, 2]}, {"a": [1, 3]}, ["meta['a'][1] was 2, and is 3"]),
         (
             {"itos": [*"abcdefghijklmnopqrstuvwxyz"]},
             {"itos": [*"abcdefghijklmnopqrstuvwzyx?"]},
@@ -190,16 +189,19 @@ def test_another_seed_counts(stamped):
             {"batch_schema": [{"name": "x", "dtype": "int64", "shape": [8]}, {"name": "m", "dtype": "bool"}]},
             {"batch_schema": [{"name": "x", "dtype": "int32", "shape": [9]}]},
             [
-                "field 'x': dtype was 'int64', and is 'int32'",
-                "field 'x': shape was [8], and is [9]",
-                "field 'm': place is gone: it was 1",
-                "field 'm': dtype is gone: it was 'bool'",
+                "meta['batch_schema'][0]['dtype'] was 'int64', and is 'int32'",
+                "meta['batch_schema'][0]['shape'][0] was 8, and is 9",
+                "meta['batch_schema'][1]['name'] is gone: it was 'm'",
+                "meta['batch_schema'][1]['dtype'] is gone: it was 'bool'",
             ],
         ),
         (
             {"batch_schema": [{"name": "x"}, {"name": "y"}]},
             {"batch_schema": [{"name": "y"}, {"name": "x"}]},
-            ["field 'x': place was 0, and is 1", "field 'y': place was 1, and is 0"],
+            [
+                "meta['batch_schema'][0]['name'] was 'x', and is 'y'",
+                "meta['batch_schema'][1]['name'] was 'y', and is 'x'",
+            ],
         ),
     ],
 )
@@ -216,9 +218,11 @@ def test_a_stamp_survives_being_written_down(stamped):
 @pytest.mark.parametrize(
     "value", [None, {}, {"source": {}, "settings": {}}, {"source": {"a": 1}, "settings": {}, "seed": 0}]
 )
-def test_what_is_no_stamp_is_refused(value):
+def test_a_meta_that_does_not_say_what_the_queue_was_made_from_is_refused(value, tmp_path):
+    ours = {"format": 1, "fingerprint": "0f", "born": "1", "reproducible": True, "val_batches": None, "batch_size": 8}
+    (tmp_path / "meta.json").write_text(json.dumps({"batchwright": ours | {"made_from": value}}))
     with refused(QueueError, remedy="batchwright queue purge"):
-        Stamp.from_json(value, META)
+        read_meta(tmp_path / "meta.json")
 
 
 def test_values_that_are_not_json_have_a_text_that_every_process_finds():

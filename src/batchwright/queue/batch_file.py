@@ -23,8 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -35,9 +34,10 @@ from batchwright.base.errors import QueueError
 from batchwright.base.files import reserve
 from batchwright.base.machine import name_of_descriptor
 from batchwright.base.memory import ALIGNMENT, BlockPool
+from batchwright.queue.messages import file_in_words
 from batchwright.queue.schema import BatchField, fields_of
 
-__all__ = ["BatchFileWriter", "DamagedFile", "FileFacts", "pooled", "read_batches", "read_facts"]
+__all__ = ["BatchFileWriter", "DamagedFile", "FileFacts", "FileShape", "pooled", "read_batches", "read_facts"]
 
 _MAGIC = b"BATCHWRT"
 _VERSION = 1
@@ -61,6 +61,13 @@ class DamagedFile(QueueError):
         return str(self.where["reason"])
 
 
+class FileShape(NamedTuple):
+    """The cut of the rows of a file into batches. A state counts in these batches."""
+
+    batch_size: int
+    num_batches: int
+
+
 @dataclass(frozen=True, slots=True)
 class FileFacts:
     """The content of a file, as its header describes it."""
@@ -71,6 +78,10 @@ class FileFacts:
     batch_size: int
     num_batches: int
     fields: tuple[BatchField, ...]
+
+    @property
+    def shape(self) -> FileShape:
+        return FileShape(self.batch_size, self.num_batches)
 
     @property
     def num_rows(self) -> int:
@@ -85,6 +96,12 @@ class FileFacts:
     def offsets(self) -> tuple[int, ...]:
         """The offset of each field in bytes, from the start of the first field."""
         return (0, *accumulate(self._sizes()))[:-1]
+
+    def under_another_name(self, split: str, number: int | None) -> str | None:
+        """The reason why this cannot be the file of that name. None if it can. Kept batches have the number 0."""
+        if (self.split, self.number) == (split, number or 0):
+            return None
+        return f"it is {self.split} file {self.number}, under the name of {file_in_words(split, number)}"
 
     def _sizes(self) -> list[int]:
         return [_round_up(self.num_rows * field.row_bytes) for field in self.fields]
@@ -161,13 +178,17 @@ class BatchFileWriter:
     raises the system's OSError, if possible before a batch is made.
     """
 
-    def __init__(self, path: str | os.PathLike[str], facts: FileFacts) -> None:
+    def __init__(self, path: str | os.PathLike[str], facts: FileFacts, *, is_there: bool = False) -> None:
+        """`is_there`: the file exists. If it is gone, it is not made again: FileNotFoundError."""
         self.facts = facts
         self.num_appended: int = 0
         self._hashes = [xxhash.xxh3_64() for _ in facts.fields]
         self._first_byte = len(_encoded(facts, [0] * len(facts.fields)))
         self._places = [self._first_byte + offset for offset in facts.offsets]
-        self._descriptor: int | None = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+        flags = os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC
+        if not is_there:
+            flags |= os.O_CREAT
+        self._descriptor: int | None = os.open(path, flags, 0o666)
         try:
             _reserve(self._descriptor, self._first_byte + facts.num_bytes)
         except BaseException:
@@ -206,9 +227,7 @@ class BatchFileWriter:
     def __enter__(self) -> BatchFileWriter:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -271,10 +290,10 @@ def read_batches(
 @contextlib.contextmanager
 def _opened(path: str | os.PathLike[str] | int) -> Iterator[tuple[int, str]]:
     """(descriptor, name for errors)."""
-    own = not isinstance(path, int)
-    name = os.fspath(path) if not isinstance(path, int) else name_of_descriptor(path)
-    # The path may be a pipe. Opening a pipe waits for its writer, unless told not to.
-    descriptor = path if isinstance(path, int) else os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    if isinstance(path, int):
+        descriptor, name = path, name_of_descriptor(path)
+    else:  # it may be a pipe, and opening a pipe waits for its writer, unless told not to
+        descriptor, name = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), os.fspath(path)
     try:
         yield descriptor, name
     except OSError as error:
@@ -282,7 +301,7 @@ def _opened(path: str | os.PathLike[str] | int) -> Iterator[tuple[int, str]]:
             raise
         raise _damaged(name, f"the disk cannot read it: {error.strerror}") from error
     finally:
-        if own:
+        if not isinstance(path, int):
             os.close(descriptor)
 
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from dataclasses import dataclass
 from functools import partial
 
-from batchwright.base.errors import PlanError, QueueError
-from batchwright.queue.claims import Claim, beginning, claim_next, give_back
-from batchwright.queue.membership import Membership
+from batchwright.base.errors import QueueError
+from batchwright.queue.claims import Claim, beginning, claim_next, give_back, rewind
+from batchwright.queue.members import Membership
 from batchwright.queue.reading import Arrays, FileShape, LoadedFile, Position, joined
-from batchwright.queue.rewind import rewind
-from batchwright.queue.streams import SplitReader, StreamCounts, check_shape, replace_older
+from batchwright.queue.streams import RecordedStream, SplitReader, check_shape
 
 __all__ = ["ClaimedStream"]
 
@@ -33,29 +33,16 @@ class _ClaimedFile:
     """The first row to hand out."""
     recorded: int
 
-    @property
-    def number(self) -> int:
-        return self.claim.number
-
 
 Taken = list[tuple[_ClaimedFile, int, int]]
 """Rows of a batch: their files, each with the first row and the one after the last."""
 
 
-class ClaimedStream:
+class ClaimedStream(RecordedStream):
     """Rows of the files that this consumer claims, in the order of their numbers."""
 
     def __init__(self, source: SplitReader, membership: Membership, *, at_once: bool) -> None:
-        """`at_once`: rows that were handed out are recorded with the next batch; otherwise only by `record`."""
-        self.source = source
-        self.folder = source.folder
-        self.reader = source.reader
-        self.counts: StreamCounts = source.counts
-        self.membership = membership
-        self.at_once = at_once
-        self.rank: int | None = None
-        self.is_replaced = False
-        self._member_number = membership.number
+        super().__init__(source, membership, None, at_once=at_once)
         self._files: list[_ClaimedFile] = []
         """The claimed ones, in order: read to their end, being read, and opened for the next batch."""
         self._at: tuple[_ClaimedFile, int] | None = None
@@ -78,7 +65,7 @@ class ClaimedStream:
             stop = row + (num_rows or current.shape.batch_size)
             if current is self._files[0] and stop <= current.num_rows and current.file is not None:
                 return current.file.rows(row, stop), [(current, row, stop)]
-        replace_older(self)
+        self._replace_older()
         self._pid = os.getpid()
         self._put_spent_away()
         while True:
@@ -125,7 +112,7 @@ class ClaimedStream:
         """Read the next file while the rest of this one is used. Where others read too, it may be theirs."""
         is_time = self.counts.batches % _TAKES_PER_LOOK == 1 and not self.reader.is_ahead
         if is_time and current is self._files[-1] and row < current.num_rows and current.claim.is_alone:
-            self.reader.read_ahead(self.folder.ready_path(current.number + 1))
+            self.reader.read_ahead(self.folder.ready_path(current.claim.number + 1))
 
     def _open(self) -> None:
         """Claim the next file, and read it. After an interrupt in between, `claim_next` finds the file again."""
@@ -172,7 +159,7 @@ class ClaimedStream:
             if first == file.num_rows:
                 claim.done()
                 return None
-        return _ClaimedFile(claim, file, file.shape, file.num_rows, first, first)
+        return _ClaimedFile(claim, file, file.facts.shape, file.num_rows, first, first)
 
     def _first_row(self, claim: Claim, file: LoadedFile, start: Position, shape: FileShape | None) -> int:
         """The first row of a stream after `seek`. The start may be beyond the end of its file."""
@@ -182,14 +169,7 @@ class ClaimedStream:
                 folder=self.folder.queue.path,
                 remedy="load the state again, with no other consumer on this queue",
             )
-        try:
-            check_shape(shape, file.shape, f"{self.folder.name} file {claim.number}")
-        except PlanError:
-            if self.membership.meta.reproducible:  # or the right one could not be made
-                claim.done()
-                with self.folder.one_at_a_time():
-                    self.folder.want_if_missing(claim.number, self.folder.listing())
-            raise
+        check_shape(shape, file.facts.shape, f"{self.folder.name} file {claim.number}")
         before = sum(file.num_rows for file in self._files)
         return min(max(start.row - before, 0), file.num_rows)
 
@@ -228,7 +208,7 @@ class ClaimedStream:
     def _delete(self, file: _ClaimedFile) -> None:
         """Record a file as used, now, and delete it in the thread."""
         file.claim.record(file.num_rows, file.num_rows)
-        self._ending.add(file.number)
+        self._ending.add(file.claim.number)
         self._files.remove(file)
         self.reader.do_later(partial(self._finish, file.claim))
 
@@ -244,21 +224,21 @@ class ClaimedStream:
         if self._at is not None:
             current, row = self._at
             if row < current.num_rows:
-                return Position(current.number, row), current.shape
+                return Position(current.claim.number, row), current.shape
             if current in self._files:
                 after = self._files.index(current) + 1
             if after >= len(self._files):
-                return Position(current.number + 1, 0), current.shape
+                return Position(current.claim.number + 1, 0), current.shape
         elif self._start is not None:
             return self._start
         if self._files:
             following = self._files[after]
-            return Position(following.number, following.first), following.shape
-        place = Position(*beginning(self.folder))
+            return Position(following.claim.number, following.first), following.shape
+        place = beginning(self.folder)
         return place, self.source.shape_at(place)
 
     def seek(self, position: Position, shape: FileShape | None, *, can_be_made_again: bool) -> None:
-        replace_older(self)
+        self._replace_older()
         self.release(record=False)
         member = self.membership.member
         self._behind = rewind(self.folder, position.file, member, can_be_made_again=can_be_made_again)
@@ -271,12 +251,10 @@ class ClaimedStream:
     def release(self, *, record: bool) -> None:
         if record:
             self.record()
-        self.reader.close()
+        self.reader.finish()
         for claim in self._claims():
-            try:
+            with contextlib.suppress(QueueError):  # the folder was deleted
                 give_back(self.folder, claim)
-            except QueueError:  # the folder was deleted
-                claim.rest()
         self.drop()
 
     def drop(self) -> None:

@@ -1,21 +1,31 @@
-"""Claims of files. A claimed file belongs to one consumer; 16 bytes beside it record its progress."""
+"""Claims of files. A claimed file belongs to one consumer; 16 bytes beside it record its progress.
+
+A file ends in one of three ways: its consumer deletes it, gives it back, or puts it aside because it is damaged. A
+consumer that is alone can go back to an earlier file.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
+import json
 import mmap
 import os
 import struct
+import time
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
 
-from batchwright.queue.file_names import EXTENSION, write_number
-from batchwright.queue.folder import Listing, SplitFolder
+from batchwright.base.errors import BusyError, QueueError
+from batchwright.queue.folder import EXTENSION, Listing, SplitFolder, digits_of, write_number, write_text
 from batchwright.queue.members import QueueMember
-from batchwright.queue.rank_start import refuse_after_ranks
+from batchwright.queue.ranks import living_ranks, refuse_after_ranks, refuse_beside_ranks
+from batchwright.queue.reading import Position
 
-__all__ = ["Claim", "beginning", "claim_in_place", "claim_next", "give_back", "read_rows", "return_claims_of_dead"]
+__all__ = [
+    *("Claim", "beginning", "claim_next", "give_back", "quarantine", "read_rows", "return_claims_of_dead", "rewind"),
+]
 
 _ROWS = struct.Struct("<qq")
 
@@ -60,13 +70,13 @@ class Claim:
             is_there = False
         self.rest()  # not if the file could not be deleted: it is still claimed
         with contextlib.suppress(OSError):
-            rows_beside(self.path).unlink()
+            _rows_beside(self.path).unlink()
         return is_there
 
 
 def _mapped_rows(path: Path, recorded: int, handed: int) -> mmap.mmap:
     """Map a new file beside a claimed one. Writing into the map needs no system call, and survives this process."""
-    descriptor = os.open(rows_beside(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    descriptor = os.open(_rows_beside(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         os.pwrite(descriptor, _ROWS.pack(recorded, handed), 0)
         return mmap.mmap(descriptor, _ROWS.size)
@@ -77,7 +87,7 @@ def _mapped_rows(path: Path, recorded: int, handed: int) -> mmap.mmap:
 def read_rows(path: Path) -> tuple[int, int]:
     """(rows recorded, rows handed out) of a claimed file."""
     try:
-        content = rows_beside(path).read_bytes()
+        content = _rows_beside(path).read_bytes()
     except FileNotFoundError:
         return 0, 0
     if len(content) != _ROWS.size:
@@ -86,7 +96,7 @@ def read_rows(path: Path) -> tuple[int, int]:
     return recorded, handed
 
 
-def rows_beside(path: Path) -> Path:
+def _rows_beside(path: Path) -> Path:
     return path.with_suffix(".rows")
 
 
@@ -105,7 +115,7 @@ def claim_next(folder: SplitFolder, consumer: QueueMember, mine: AbstractSet[int
         there = folder.listing()
         interrupted = [n for n, holder in there.claimed.items() if holder == consumer.id and n not in mine]
         for number in interrupted:
-            _return(folder, number, consumer.id)
+            _return(folder, number, folder.claimed_path(number, consumer.id))
         if return_claims_of_dead(folder, there, consumer) or interrupted:
             there = folder.listing()
         number = there.taken
@@ -132,14 +142,14 @@ def _claim(folder: SplitFolder, number: int, consumer: QueueMember, there: Listi
     except BaseException:
         claim.rest()
         with contextlib.suppress(OSError):
-            rows_beside(path).unlink()
+            _rows_beside(path).unlink()
         raise
     folder.returned_path(number).unlink(missing_ok=True)
     folder.forget_wanted(number)  # it may have been asked for while its maker gave it its name
     return claim
 
 
-def claim_in_place(folder: SplitFolder, number: int, consumer: QueueMember) -> Claim:
+def _claim_in_place(folder: SplitFolder, number: int, consumer: QueueMember) -> Claim:
     """A file before the position that a consumer goes back to, kept until that consumer commits."""
     path = folder.claimed_path(number, consumer.id)
     claim = Claim(number, path, 0, 0, True, _mapped_rows(path, 0, 0))
@@ -148,7 +158,7 @@ def claim_in_place(folder: SplitFolder, number: int, consumer: QueueMember) -> C
     return claim
 
 
-def beginning(folder: SplitFolder) -> tuple[int, int]:
+def beginning(folder: SplitFolder) -> Position:
     """The file that `claim_next` would give, and how many of its rows were used before."""
     with folder.one_at_a_time():
         after_ranks = folder.records.left_off()
@@ -158,36 +168,123 @@ def beginning(folder: SplitFolder) -> tuple[int, int]:
         dead = [number for number, holder in there.claimed.items() if not folder.liveness.is_alive(holder)]
         number = min([*there.again, *dead], default=there.taken)
         if number in dead:
-            return number, read_rows(folder.claimed_path(number, there.claimed[number]))[0]
-        return number, folder.read_returned(number)[0]
+            return Position(number, read_rows(folder.claimed_path(number, there.claimed[number]))[0])
+        return Position(number, folder.read_returned(number)[0])
 
 
 def give_back(folder: SplitFolder, claim: Claim) -> None:
     """End a claim: rows that are not recorded are left to others, or to this consumer later."""
     claim.rest()
     with folder.one_at_a_time():
-        _return_path(folder, claim.number, claim.path)
+        _return(folder, claim.number, claim.path)
 
 
 def return_claims_of_dead(folder: SplitFolder, there: Listing, me: QueueMember) -> bool:
     """Whether there were any. Under the lock of the split."""
     dead = {number: holder for number, holder in there.claimed.items() if not folder.lives(holder, me)}
     for number, holder in dead.items():
-        _return(folder, number, holder)
+        _return(folder, number, folder.claimed_path(number, holder))
     for path in folder.claimed.glob("*.rows"):  # its consumer was killed before it claimed, or after it was done
         if not path.with_suffix(EXTENSION).exists() and not folder.lives(path.name.split(".")[1], me):
             path.unlink(missing_ok=True)
     return bool(dead)
 
 
-def _return(folder: SplitFolder, number: int, holder: str) -> None:
-    _return_path(folder, number, folder.claimed_path(number, holder))
-
-
-def _return_path(folder: SplitFolder, number: int, path: Path) -> None:
+def _return(folder: SplitFolder, number: int, path: Path) -> None:
     folder.write_returned(number, *read_rows(path))
     try:
         os.rename(path, folder.ready_path(number))
     except FileNotFoundError:  # its consumer was not dead, and is done with it
         folder.returned_path(number).unlink(missing_ok=True)
-    rows_beside(path).unlink(missing_ok=True)
+    _rows_beside(path).unlink(missing_ok=True)
+
+
+# Damaged files
+
+
+def quarantine(
+    folder: SplitFolder, number: int | None, reason: str, path: Path, inode: int, claim: Claim | None = None
+) -> Path:
+    """Put the file at `path` aside, and return its new path.
+
+    A file with another inode is left alone: the old one was put aside before, and is made again already. Kept
+    batches have no number: a provider sees that they are missing.
+    """
+    with folder.one_at_a_time():
+        names = (f"{folder.name}-{digits_of(number)}.{attempt}{EXTENSION}" for attempt in itertools.count())
+        aside = next(path for path in map(folder.queue.quarantine.joinpath, names) if not path.exists())
+        with contextlib.suppress(FileNotFoundError):
+            if path.stat().st_ino != inode:
+                return aside
+            report = {"split": folder.name, "number": number, "reason": reason, "found": time.time()}
+            write_text(aside.with_suffix(".json"), json.dumps(report, indent=2) + "\n")
+            if number is not None:
+                folder.want(number)  # first: a number that is wanted and there is not made again
+                if claim is not None and claim.handed:
+                    folder.write_returned(number, claim.recorded, claim.handed)
+            os.rename(path, aside)
+        if claim is not None:
+            claim.rest()
+            _rows_beside(path).unlink(missing_ok=True)
+    return aside
+
+
+# Going back
+
+
+def rewind(folder: SplitFolder, number: int, consumer: QueueMember, *, can_be_made_again: bool) -> list[Claim]:
+    """Let `number` and all later files come, even if they came before. For the only reader of a split.
+
+    Files before it are deleted; those that cannot be made again become claims of the caller, to be deleted later.
+    If another rank of the caller's run has begun, that rank did it already.
+    """
+    with folder.one_at_a_time():
+        is_rank, ranks = consumer.facts.rank is not None, living_ranks(folder, consumer)
+        if ranks and is_rank:
+            return []
+        refuse_beside_ranks(folder, ranks)
+        there = folder.listing()
+        _refuse_beside_readers(folder, there, consumer)
+        if not can_be_made_again:
+            _refuse_lost_files(folder, number, there)
+        for claimed, holder in there.claimed.items():
+            path = folder.claimed_path(claimed, holder)
+            _rows_beside(path).unlink(missing_ok=True)
+            with contextlib.suppress(FileNotFoundError):
+                os.rename(path, folder.ready_path(claimed))
+        claims = []
+        before = [old for old in (*there.ready, *there.claimed) if old < number]
+        for old in before:
+            if can_be_made_again:
+                folder.ready_path(old).unlink(missing_ok=True)
+            elif not is_rank:  # ranks delete a file when all of them have recorded that they are past it
+                claims.append(_claim_in_place(folder, old, consumer))
+        folder.drop_unfinished_below(number, there)
+        for marker in (*folder.wanted.iterdir(), *folder.returned.iterdir()):
+            marker.unlink(missing_ok=True)
+        folder.records.clear()
+        write_number(folder.control / "taken", number)
+        write_number(folder.path / "next", number)
+        return claims
+
+
+def _refuse_beside_readers(folder: SplitFolder, there: Listing, consumer: QueueMember) -> None:
+    others = {holder for holder in there.claimed.values() if holder != consumer.id and folder.liveness.is_alive(holder)}
+    if others:
+        raise BusyError(
+            f"a position in {folder.name} can be set where one consumer reads it: here are others",
+            folder=folder.queue.path,
+            process=", ".join(sorted(others)),
+            remedy="rank= and world_size= for several readers that resume exactly; or stop the others",
+        )
+
+
+def _refuse_lost_files(folder: SplitFolder, number: int, there: Listing) -> None:
+    kept = {*there.ready, *there.claimed, *there.making}
+    lost = [old for old in range(number, min(there.next, there.taken)) if old not in kept]
+    if lost:
+        raise QueueError(
+            f"{folder.name} file {lost[0]} was deleted, and this provider cannot make it again",
+            folder=folder.queue.path,
+            remedy="for reproducible = False: delete='checkpoint', and consumer.commit() after each checkpoint",
+        )

@@ -15,20 +15,114 @@ from __future__ import annotations
 import ast
 import difflib
 import os
+import sys
+import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
-from typing import Any, NoReturn, TypeGuard
+from types import ModuleType
+from typing import Any, NamedTuple, NoReturn, TypeGuard
 
 from batchwright.base.checks import local_path
 from batchwright.base.errors import SpecError
 from batchwright.base.words import counted, listed, shortened, suggest, truncated
-from batchwright.queue.config_files import Namespace, Problem, literal_dataset, problem_of, run_file
 from batchwright.queue.provider import RESERVED
 from batchwright.queue.provider_file import PROVIDER_FILE
 from batchwright.queue.settings import SETTINGS, checked_setting
 
 __all__ = ["SharedConfig", "load_config"]
+
+# The Python files of a config
+
+
+_MODULE_NAME = "batchwright_config"
+
+
+class _Problem(NamedTuple):
+    """One thing that is wrong with a config."""
+
+    what: str
+    at: str
+    """A file and line, or an option of the command line."""
+    remedy: str
+
+
+class _Namespace(dict[str, Any]):
+    """The globals of a config file while it runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: dict[str, str] = {}
+        """The file and line that set each name last."""
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        frame = sys._getframe(1)
+        self.lines[name] = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        super().__setitem__(name, value)
+
+    def settings(self) -> dict[str, Any]:
+        """Public names and their values, without imported modules, functions and classes."""
+        return {name: value for name, value in self.items() if not name.startswith("_") and not _is_tool(name, value)}
+
+
+def _is_tool(name: str, value: Any) -> bool:
+    if isinstance(value, ModuleType):
+        return True
+    is_imported = getattr(value, "__module__", None) != _MODULE_NAME
+    return callable(value) and is_imported and getattr(value, "__name__", None) == name
+
+
+def _run_file(file: Path, namespace: dict[str, Any]) -> _Problem | None:
+    """Run a file. Where it fails, the names that it had set before stay set."""
+    before = sys.modules.get(_MODULE_NAME)
+    sys.modules[_MODULE_NAME] = ModuleType(_MODULE_NAME)  # dataclasses look up the module that they are written in
+    namespace.update(__name__=_MODULE_NAME, __file__=os.path.abspath(file))
+    try:
+        exec(compile(file.read_bytes(), str(file), "exec", dont_inherit=True), namespace)
+    except (Exception, SystemExit) as error:
+        return _problem_of(error, file)
+    finally:
+        del sys.modules[_MODULE_NAME]
+        if before is not None:
+            sys.modules[_MODULE_NAME] = before
+    return None
+
+
+def _problem_of(error: BaseException, file: Path) -> _Problem:
+    """The error of a config file as a problem, with the last line of the file that ran."""
+    frames = traceback.walk_tb(error.__traceback__)
+    lines = [line for frame, line in frames if frame.f_code.co_filename == str(file)]
+    what = f"{type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")
+    if isinstance(error, SyntaxError) and error.filename == str(file):
+        lines = [error.lineno or 1]
+        what = f"{type(error).__name__}: {error.msg}: {(error.text or '').strip()}".removesuffix(": ")
+    at = ":".join(map(str, [file, *lines[-1:]]))
+    remedy = f"correct {at}"
+    if isinstance(error, SystemExit):
+        what, remedy = f"the file ends the program ({what})", f"take the exit out of {at}"
+    elif isinstance(error, ModuleNotFoundError) and error.name:
+        remedy = f"install {error.name.partition('.')[0]}, or put the folder that holds it on PYTHONPATH"
+    return _Problem(what, at, remedy)
+
+
+def _literal_dataset(file: Path) -> str | None:
+    """The value of a plain `dataset = '...'`; None if another line might set that name too."""
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (SyntaxError, ValueError, OSError):
+        return None
+    names = [node for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id == "dataset"]
+    if sum(isinstance(name.ctx, ast.Store) for name in names) != 1:
+        return None
+    for node in tree.body:
+        match node:
+            case ast.Assign(targets=[ast.Name(id="dataset")], value=ast.Constant(value=str(value))):
+                return value
+    return None
+
+
+# Settings
+
 
 _VALIDATOR_FILE = "validator.py"
 _MOST_CHARS = 400
@@ -43,8 +137,6 @@ class SharedConfig(Mapping[str, Any]):
     values do.
     """
 
-    __slots__ = ("_values", "data_dir", "origins", "path")
-
     path: Path
     data_dir: Path
     origins: dict[str, str]
@@ -54,8 +146,7 @@ class SharedConfig(Mapping[str, Any]):
         self, values: Mapping[str, Any], path: Path, data_dir: Path, origins: Mapping[str, str] | None = None
     ) -> None:
         own = {"_values": dict(values), "path": Path(path), "data_dir": Path(data_dir), "origins": dict(origins or {})}
-        for name, value in own.items():
-            object.__setattr__(self, name, value)
+        vars(self).update(own)
 
     def __getitem__(self, name: str) -> Any:
         return self._values[name]
@@ -102,7 +193,7 @@ def load_config(
     """
     loading = _Loading(_config_file(path), local_path(data=data))
     wanted = loading.parse_overrides(overrides)
-    loading.run_files(wanted.get("dataset"))
+    loading._run_files(wanted.get("dataset"))
     loading.replace(wanted)
     loading.check_settings()
     loading.check_dataset()
@@ -126,12 +217,9 @@ def _config_file(path: str | os.PathLike[str]) -> Path:
     folders = dict.fromkeys([file if file.is_dir() else file.parent, Path("config"), Path()])
     there = [str(folder / name) for folder in folders for name in _python_files(folder)]
     near = _nearest_first(str(file), there)
-    raise SpecError(
-        f"{file} is a folder, not a config file" if file.is_dir() else f"there is no config file {file}",
-        folder=Path.cwd(),
-        files=listed(near) or None,
-        remedy=near[0] if near else "go to the folder that holds config/ and data/, or give the file's whole path",
-    )
+    what = f"{file} is a folder, not a config file" if file.is_dir() else f"there is no config file {file}"
+    remedy = near[0] if near else "go to the folder that holds config/ and data/, or give the file's whole path"
+    raise SpecError(what, folder=Path.cwd(), files=listed(near) or None, remedy=remedy)
 
 
 def _python_files(folder: Path) -> list[str]:
@@ -152,28 +240,28 @@ class _Loading:
     data: Path
     values: dict[str, Any] = field(default_factory=dict)
     origins: dict[str, str] = field(default_factory=dict)
-    problems: list[Problem] = field(default_factory=list)
+    problems: list[_Problem] = field(default_factory=list)
     has_failed: bool = False
     """A file did not run to its end: it might have set any name that is missing."""
 
     def _add(self, what: str, at: str, remedy: str) -> None:
-        self.problems.append(Problem(truncated(" ".join(what.split()), _MOST_CHARS), at, remedy))
+        self.problems.append(_Problem(truncated(" ".join(what.split()), _MOST_CHARS), at, remedy))
 
     def _at(self, name: str) -> str:
         return self.origins.get(name, str(self.path))
 
     # The files
 
-    def run_files(self, given: str | None) -> None:
+    def _run_files(self, given: str | None) -> None:
         """Run the files of the dataset, then the shared config. `given`: the dataset of the command line."""
         dataset = self._find_dataset(given)
-        before = []
+        files = []
         if _is_folder_name(dataset):
             folder = self.data / dataset / "config"
-            before = [folder / name for name in _python_files(folder)]
-        files = [*(file for file in before if not os.path.samefile(file, self.path)), self.path]
-        namespace = Namespace()
-        failures = [problem for file in files if (problem := run_file(file, namespace))]
+            files = [folder / name for name in _python_files(folder)]
+        files = [*(file for file in files if not os.path.samefile(file, self.path)), self.path]
+        namespace = _Namespace()
+        failures = [problem for file in files if (problem := _run_file(file, namespace))]
         self.problems += failures
         self.has_failed = bool(failures)
         self.values = namespace.settings()
@@ -186,20 +274,19 @@ class _Loading:
     def _find_dataset(self, given: str | None) -> Any:
         if given is not None:
             return _plain_text(given)
-        dataset = literal_dataset(self.path)
+        dataset = _literal_dataset(self.path)
         if dataset is not None:
             return dataset
-        alone = Namespace()
-        run_file(self.path, alone)
+        alone = _Namespace()
+        _run_file(self.path, alone)
         return alone.get("dataset")
 
     # The command line
 
     def parse_overrides(self, overrides: Sequence[str]) -> dict[str, str]:
         """Name and text of each `--name=value`; the last one of a name counts."""
-        words = overrides.split() if isinstance(overrides, str) else map(str, overrides)
         wanted = {}
-        for word in words:
+        for word in map(str, overrides):
             name, equals, text = word.removeprefix("--").partition("=")
             if word.startswith("--") and name and equals:
                 wanted[name] = text
@@ -237,13 +324,12 @@ class _Loading:
         for name in sorted(RESERVED & self.values.keys()):
             what = f"{name} is a method or attribute that every provider has"
             self._add(what, self._at(name), f"rename {name}, e.g. to {name}_setting")
-        for name in SETTINGS:
-            if name in self.values:
-                try:
-                    checked_setting(name, self.values[name])
-                except SpecError as error:
-                    option = "--" if self._at(name).startswith("--") else ""
-                    self._add(error.headline, self._at(name), f"{option}{error.remedy}")
+        for name in filter(self.values.__contains__, SETTINGS):
+            try:
+                checked_setting(name, self.values[name])
+            except SpecError as error:
+                option = "--" if self._at(name).startswith("--") else ""
+                self._add(error.headline, self._at(name), f"{option}{error.remedy}")
 
     def check_dataset(self) -> None:
         """Check that the dataset has a folder, with a provider in it."""
@@ -270,25 +356,21 @@ class _Loading:
         if not file.is_file() or self.has_failed:  # the check of half a config could only repeat known problems
             return
         namespace: dict[str, Any] = {}
-        if problem := run_file(file, namespace):
+        if problem := _run_file(file, namespace):
             self.problems.append(problem)
             return
         try:
-            said = namespace.get("validate", _says_nothing)(config) or ()
+            said = namespace.get("validate", lambda config: ())(config) or ()
             texts = [said] if isinstance(said, str) else [str(text) for text in said]
         except ValueError as error:
             texts = [str(error) or "ValueError"]
         except (Exception, SystemExit) as error:
             if not self.problems:  # otherwise most likely a consequence of those
-                problem = problem_of(error, file)
+                problem = _problem_of(error, file)
                 self.problems.append(problem._replace(what=f"validate(config) failed: {problem.what}"))
             return
         for text in texts:
             self._add(" ".join(text.split()), str(file), f"change {self.path} as {file} asks")
-
-
-def _says_nothing(config: SharedConfig) -> tuple[str, ...]:
-    return ()
 
 
 def _is_folder_name(dataset: Any) -> TypeGuard[str]:

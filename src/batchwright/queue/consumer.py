@@ -15,26 +15,26 @@ import time
 import weakref
 from collections.abc import Mapping
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from batchwright.base.checks import local_path
-from batchwright.base.errors import MissingQueueError, QueueError, SpecError
+import msgspec
+
+from batchwright.base.checks import local_path, one_of
+from batchwright.base.errors import MissingQueueError, PlanError, QueueError, SpecError
 from batchwright.batches.frameworks import adapter
 from batchwright.queue.claimed_stream import ClaimedStream
-from batchwright.queue.consumer_state import checked_state, place_in_state
 from batchwright.queue.folder import QueueFolder
-from batchwright.queue.in_process_stream import InProcessStream
-from batchwright.queue.members import Liveness, raise_failure
-from batchwright.queue.membership import Membership
+from batchwright.queue.members import Liveness, Membership
+from batchwright.queue.messages import clear_errors
 from batchwright.queue.meta import Meta, read_meta
 from batchwright.queue.rank_stream import RankStream
+from batchwright.queue.reading import FileShape, Position
 from batchwright.queue.schema import BatchField, fields_of, is_pair
-from batchwright.queue.settings import count, is_seconds
-from batchwright.queue.streams import BatchStream, SplitReader
-from batchwright.queue.system_errors import clear_errors
-from batchwright.queue.validation_stream import ValidationStream
-from batchwright.queue.waiting import Waiter
+from batchwright.queue.settings import count, is_seconds, wrong
+from batchwright.queue.streams import BatchStream, SplitReader, Waiter, closed
+from batchwright.queue.unrecorded_streams import InProcessStream, ValidationStream
 from batchwright.typing import Device, Framework
 
 if TYPE_CHECKING:
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 __all__ = ["DatasetConsumer"]
 
 _SPLITS = ("train", "val")
-_FRAMEWORKS = ("numpy", "torch", "mlx", "jax")
 _LOOK_SECONDS = 0.05
 _START_SECONDS = 1.0
 """A provider may take this long between making its folder and being seen in it."""
@@ -79,8 +78,14 @@ class DatasetConsumer:
         its file, where its death cannot be seen.
         """
         self._arguments = {name: value for name, value in locals().items() if name != "self"}
-        _check_sizes(batch_size=batch_size, block_size=block_size, target_size=target_size)
-        _check_choices(timeout_seconds, lease_seconds, delete)
+        for name, size in (("batch_size", batch_size), ("block_size", block_size), ("target_size", target_size)):
+            if size is not None:
+                count(name, size)
+        if not isinstance(timeout_seconds, int | float) or not timeout_seconds >= 0:
+            raise wrong("timeout_seconds", timeout_seconds, "seconds, at least 0", "60")
+        if not is_seconds(lease_seconds):
+            raise wrong("lease_seconds", lease_seconds, "seconds above 0", "30")
+        one_of(("consumed", "checkpoint"), delete=delete)
         _check_ranks(rank, world_size)
         self._rank, self._world_size = rank, world_size
         self._framework = _checked_framework(framework, device)
@@ -102,7 +107,6 @@ class DatasetConsumer:
             self._converted = adapter(self._framework).handed
         self._lock = threading.RLock()
         self._streams: dict[str, BatchStream] = {}
-        self._waits: dict[str, Waiter] = {}
         self._memberships: list[Membership] = []
         """The one of this process, from its first batch on."""
         self._is_closed = False
@@ -110,7 +114,7 @@ class DatasetConsumer:
         self._last_state: dict[str, Any] = {"queue": self._fingerprint}
         self._last_stats: dict[str, Any] = {}
         _consumers.add(self)
-        weakref.finalize(self, _close_all, self._streams, self._waits, self._memberships)
+        weakref.finalize(self, _close_all, self._streams, self._memberships)
 
     def _open(self, data_dir: str | os.PathLike[str] | None) -> None:
         if self._provider is not None:
@@ -139,7 +143,7 @@ class DatasetConsumer:
             meta = read_meta(self._queue.meta)
             if meta is not None:
                 return meta
-            raise_failure(self._queue.who, "mend it, and run batchwright prepare CONFIG again")
+            self._liveness.raise_failure("mend it, and run batchwright prepare CONFIG again")
             living = self._liveness.living("provider")
             waited = time.monotonic() - began
             if waited > self.timeout_seconds or (not living and waited > _START_SECONDS):
@@ -183,8 +187,8 @@ class DatasetConsumer:
                 batch = self._on_device(dict(zip(self._names, arrays, strict=True)), device)
                 stream.counts.rows += len(arrays[0])
                 stream.counts.batches += 1
-                if split == "train":
-                    self._begin_validation_again()
+                if split == "train" and "val" in self._streams:
+                    self._streams["val"].begin_again()
                 stream.move(taken)  # last: an error before this line takes no batch
             except OSError as error:
                 with self._clear_errors():
@@ -194,17 +198,12 @@ class DatasetConsumer:
         return batch
 
     def _on_device(self, batch: dict[str, Any], device: Device | None) -> dict[str, Any]:
-        if self._converted is None:
-            if device is not None:
-                raise _no_device(device)
-            return batch
-        converted: dict[str, Any] = self._converted(batch, self._device if device is None else device)
-        return converted
-
-    def _begin_validation_again(self) -> None:
-        validation = self._streams.get("val")
-        if isinstance(validation, ValidationStream | InProcessStream):
-            validation.begin_again()
+        if self._converted is not None:
+            converted: dict[str, Any] = self._converted(batch, self._device if device is None else device)
+            return converted
+        if device is not None:
+            raise _no_device(device)
+        return batch
 
     def _clear_errors(self) -> contextlib.AbstractContextManager[None]:
         """Turn errors of the system into errors of the queue. A provider in this process has errors of its own."""
@@ -215,16 +214,12 @@ class DatasetConsumer:
     def _stream(self, split: str) -> BatchStream:
         """The stream of a split, made on first use, and again in a forked child process."""
         if self._is_closed:
-            raise SpecError(
-                "this consumer is closed", parameter="consumer", remedy="DatasetConsumer(...) opens the queue again"
-            )
+            raise closed("this consumer is closed")
         if self._pid != os.getpid():
             self._pid = os.getpid()
             self._streams.clear()
-            self._waits.clear()
             self._memberships.clear()
-        if split not in _SPLITS:
-            raise _bad("split", split, "'train' or 'val'", "consumer.get_batch('train')")
+        one_of(_SPLITS, split=split)
         if split not in self._streams:
             if not self._has(split):
                 raise QueueError(
@@ -240,7 +235,7 @@ class DatasetConsumer:
         if self._provider is not None:
             return InProcessStream(self._provider, split, self._rank or 0, self._world_size or 1)
         folder = self._queue.split(split, self._liveness)
-        waiter = self._waits[split] = Waiter(self._queue, split, self._liveness, self.timeout_seconds)
+        waiter = Waiter(folder, self.timeout_seconds)
         if split == "val" and self._meta.val_batches:
             return ValidationStream(SplitReader(folder, waiter, self._fingerprint))
         folder.sweep()
@@ -291,7 +286,7 @@ class DatasetConsumer:
             found = self._stream(split).position()
             if found is not None:
                 position, shape = found
-                state[split] = place_in_state(position, shape)
+                state[split] = _place_in_state(position, shape)
                 if shape is not None:
                     cut[split] = [*shape]
         return state | {"cut": cut}
@@ -302,7 +297,7 @@ class DatasetConsumer:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go to the position of a state, in every split that it names. Files that were deleted since are made again."""
-        places = checked_state(state, self._fingerprint)
+        places = _checked_state(state, self._fingerprint)
         with self._lock:
             for split, (position, shape) in places.items():
                 stream = self._stream(split)
@@ -316,11 +311,10 @@ class DatasetConsumer:
         stats: dict[str, Any] = {}
         for split, stream in [*self._streams.items()]:
             stats[split] = asdict(stream.counts)
-            waiter = self._waits.get(split)
-            if waiter is not None:
+            if (waiter := stream.waiter) is not None:
                 stats[split] |= {"wait_seconds": waiter.seconds, "longest_wait_seconds": waiter.longest_seconds}
                 with contextlib.suppress(OSError):
-                    stats[split]["backlog_files"] = self._queue.split(split, self._liveness).backlog()
+                    stats[split]["backlog_files"] = waiter.folder.backlog()
         return stats
 
     # The end
@@ -331,8 +325,9 @@ class DatasetConsumer:
         self._close(record=self._delete == "consumed")
 
     def _close(self, *, record: bool) -> None:
-        for waiter in [*self._waits.values()]:
-            waiter.stop()  # before the lock, which a thread that waits holds
+        for stream in [*self._streams.values()]:
+            if stream.waiter is not None:
+                stream.waiter.stop()  # before the lock, which a thread that waits holds
         with self._lock:
             if self._is_closed:
                 return
@@ -346,7 +341,7 @@ class DatasetConsumer:
             for stream in self._streams.values():
                 with contextlib.suppress(OSError):
                     stream.release(record=record)
-            _close_all(self._streams, self._waits, self._memberships)
+            _close_all(self._streams, self._memberships)
 
     def __enter__(self) -> DatasetConsumer:
         return self
@@ -357,13 +352,13 @@ class DatasetConsumer:
 
     def __reduce__(self) -> Any:
         """Pickle for another process, which gets its own consumer on the same queue."""
-        return _opened_again, (self._arguments,)
+        return partial(DatasetConsumer, **self._arguments), ()
 
     def __repr__(self) -> str:
         return f"DatasetConsumer({str(self.data_dir)!r})"
 
 
-def _close_all(streams: dict[str, BatchStream], waits: dict[str, Waiter], memberships: list[Membership]) -> None:
+def _close_all(streams: dict[str, BatchStream], memberships: list[Membership]) -> None:
     """Leave the queue without taking its lock: a garbage collector may call this anywhere. The last batch comes again,
     since it was not recorded as used."""
     pid = os.getpid()
@@ -371,17 +366,12 @@ def _close_all(streams: dict[str, BatchStream], waits: dict[str, Waiter], member
         return
     for stream in streams.values():
         stream.drop()
-    for waiter in waits.values():
-        waiter.close()
+        if stream.waiter is not None:
+            stream.waiter.close()
     for membership in memberships:
         membership.leave()
     streams.clear()
-    waits.clear()
     memberships.clear()
-
-
-def _opened_again(arguments: dict[str, Any]) -> DatasetConsumer:
-    return DatasetConsumer(**arguments)
 
 
 _consumers: weakref.WeakSet[DatasetConsumer] = weakref.WeakSet()
@@ -396,31 +386,94 @@ def _unlock_all() -> None:
 os.register_at_fork(after_in_child=_unlock_all)
 
 
+# The state
+
+
+_Count = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class _Place(msgspec.Struct, frozen=True):
+    file: _Count
+    batch: _Count
+    row: _Count = 0
+    """Above 0 only in the middle of a batch of the provider's."""
+
+
+class _State(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """{"queue": "4f2a...", "train": {"file": 7, "batch": 5}, "cut": {"train": [8, 100]}}"""
+
+    queue: str
+    train: _Place | None = None
+    val: _Place | None = None
+    cut: dict[str, tuple[_Count, _Count]] = {}
+    """The batch size and the number of batches of each split's file: a place counts in these batches."""
+
+
+def _place_in_state(position: Position, shape: FileShape | None) -> dict[str, int]:
+    if shape is None:
+        return {"file": position.file, "batch": position.row}
+    batch, row = divmod(position.row, shape.batch_size)
+    place = {"file": position.file, "batch": batch}
+    if row:
+        place["row"] = row
+    return place
+
+
+def _checked_state(state: Mapping[str, Any], fingerprint: str) -> dict[str, tuple[Position, FileShape | None]]:
+    """The position of each split, and how its file was cut."""
+    try:
+        loaded = msgspec.convert(state, _State)
+    except msgspec.ValidationError as error:
+        raise _no_state(str(error)) from None
+    if loaded.queue != fingerprint:
+        raise PlanError(
+            "this state is of another queue: its schema, code, settings, raw files or seed differ",
+            parameter="state",
+            state=loaded.queue,
+            queue=fingerprint,
+            remedy="prepare with what the state was saved with; or begin at the queue's first batch, without it",
+        )
+    places: dict[str, tuple[Position, FileShape | None]] = {}
+    for split, place in (("train", loaded.train), ("val", loaded.val)):
+        if place is None:
+            continue
+        if split in loaded.cut:
+            shape = FileShape(*loaded.cut[split])
+            places[split] = Position(place.file, place.batch * shape.batch_size + place.row), shape
+        elif place.batch or place.row:
+            raise _no_state(f"a batch of {split} without its cut")
+        else:
+            places[split] = Position(place.file, 0), None
+    return places
+
+
+def _no_state(reason: str) -> PlanError:
+    return PlanError(
+        f"this is not the state of a consumer: {reason}",
+        parameter="state",
+        remedy="load_state_dict takes what consumer.state_dict() gave",
+    )
+
+
 # Checks
-
-
-def _check_choices(timeout_seconds: Any, lease_seconds: Any, delete: Any) -> None:
-    if not isinstance(timeout_seconds, int | float) or not timeout_seconds >= 0:
-        raise _bad("timeout_seconds", timeout_seconds, "seconds, at least 0", "timeout_seconds=60")
-    if not is_seconds(lease_seconds):
-        raise _bad("lease_seconds", lease_seconds, "seconds above 0", "lease_seconds=30")
-    if delete not in ("consumed", "checkpoint"):
-        raise _bad("delete", delete, "'consumed' or 'checkpoint'", "delete='consumed'")
 
 
 def _checked_framework(framework: str | None, device: Any) -> str:
     if framework is None:
         is_torch = device is not None or "torch" in sys.modules
         return "torch" if is_torch else "numpy"
-    if framework not in _FRAMEWORKS:
-        raise _bad("framework", framework, "'numpy', 'torch', 'mlx' or 'jax'", "framework='torch'")
+    one_of(("numpy", "torch", "mlx", "jax"), framework=framework)
     if framework == "numpy" and device is not None:
         raise _no_device(device)
     return framework
 
 
 def _no_device(device: Any) -> SpecError:
-    return _bad("device", device, "None for NumPy arrays, which are in this machine's memory", "framework='torch'")
+    return SpecError(
+        f"device must be None for NumPy arrays, which are in this machine's memory; got {device!r}",
+        parameter="device",
+        remedy="framework='torch'",
+    )
 
 
 def _check_ranks(rank: int | None, world_size: int | None) -> None:
@@ -432,15 +485,8 @@ def _check_ranks(rank: int | None, world_size: int | None) -> None:
             parameter="rank" if rank is None else "world_size",
             remedy="rank=0, world_size=4; or neither, and each file goes to one of the consumers",
         )
-    _check_sizes(world_size=world_size)
-    if not isinstance(rank, int) or isinstance(rank, bool) or not 0 <= rank < world_size:
-        raise _bad("rank", rank, f"a whole number from 0 to {world_size - 1}", "rank=0")
-
-
-def _check_sizes(**sizes: int | None) -> None:
-    for name, size in sizes.items():
-        if size is not None:
-            count(name, size)
+    if count("rank", rank, 0) >= count("world_size", world_size):
+        raise wrong("rank", rank, f"a whole number from 0 to {world_size - 1}", "0")
 
 
 def _check_shapes(fields: tuple[BatchField, ...], block_size: int | None, target_size: int | None) -> None:
@@ -453,7 +499,3 @@ def _check_shapes(fields: tuple[BatchField, ...], block_size: int | None, target
                 parameter=parameter,
                 remedy=f"leave {parameter} out; or prepare the queue with the config of this trainer",
             )
-
-
-def _bad(parameter: str, value: Any, allowed: str, remedy: str) -> SpecError:
-    return SpecError(f"{parameter} must be {allowed}; got {value!r}", parameter=parameter, remedy=remedy)

@@ -18,47 +18,108 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from batchwright.base.files import is_part, one_at_a_time
-from batchwright.queue.file_names import (
-    EXTENSION,
-    KEPT,
-    digits_of,
-    file_name,
-    number_and_member,
-    number_of,
-    numbers_in,
-    read_number,
-    read_rows_text,
-    write_text,
-)
 from batchwright.queue.members import Liveness, QueueMember
+from batchwright.queue.messages import clear_errors
 from batchwright.queue.ranks import RankRecords
-from batchwright.queue.system_errors import clear_errors
 
-__all__ = ["Listing", "QueueFolder", "SplitFolder"]
+__all__ = [
+    *("EXTENSION", "Listing", "QueueFolder", "SplitFolder", "digits_of", "file_name", "number_and_member", "number_of"),
+    *("write_number", "write_text"),
+]
+
+# Names of files, and small files that hold numbers
 
 
-@dataclass(frozen=True, slots=True)
+EXTENSION = ".batches"
+_READY = re.compile(r"([0-9]+)\.batches")
+_MADE_OR_CLAIMED = re.compile(r"\.?([0-9]+|kept)\.([^.]+)\.(?:part|batches)")
+
+
+def digits_of(number: int | None) -> str:
+    """The number of a file as its name has it. None: of the kept batches, which have no number."""
+    return "kept" if number is None else f"{number:08d}"
+
+
+def file_name(number: int | None) -> str:
+    """
+    >>> file_name(117), file_name(None)
+    ('00000117.batches', 'kept.batches')
+    """
+    return digits_of(number) + EXTENSION
+
+
+def number_of(name: str) -> int | None:
+    """The number of a ready file, None of anything else.
+
+    >>> number_of("00000117.batches"), number_of("next"), number_of(".00000118.provider-1-ab.part")
+    (117, None, None)
+    """
+    found = _READY.fullmatch(name)
+    return int(found[1]) if found else None
+
+
+def number_and_member(name: str) -> tuple[int | None, str] | None:
+    """The number and the member's id of a file that is being made (by a provider) or read (by a consumer).
+
+    The number of kept batches is None.
+
+    >>> number_and_member(".00000118.provider-1-ab.part"), number_and_member("00000116.consumer-1-cd.batches")
+    ((118, 'provider-1-ab'), (116, 'consumer-1-cd'))
+    >>> number_and_member(".kept.provider-1-ab.part"), number_and_member(".next.part")
+    ((None, 'provider-1-ab'), None)
+    """
+    found = _MADE_OR_CLAIMED.fullmatch(name)
+    if found is None:
+        return None
+    number, member = found.groups()
+    return (None if number == "kept" else int(number)), member
+
+
+def _read_number(path: Path) -> int | None:
+    with contextlib.suppress(FileNotFoundError, ValueError):
+        number = int(path.read_text())
+        if number >= 0:
+            return number
+    return None
+
+
+def write_number(path: Path, number: int) -> None:
+    """Written in place: a rename over a file makes some file systems write it out at once. A reader copes with none."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        os.pwrite(descriptor, f"{number:<20d}\n".encode(), 0)
+    finally:
+        os.close(descriptor)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file under the lock of its split: it appears in full, or not at all. Not synced to disk."""
+    part = path.with_name(f".{path.name}.part")
+    part.write_text(text)
+    os.rename(part, path)
+
+
+def _numbers_in(folder: Path) -> tuple[int, ...]:
+    return tuple(sorted(int(name) for name in os.listdir(folder) if name.isascii() and name.isdigit()))
+
+
+# The folder
+
+
 class QueueFolder:
     """The paths of a queue."""
 
-    path: Path
-
-    @property
-    def meta(self) -> Path:
-        return self.path / "meta.json"
-
-    @property
-    def who(self) -> Path:
-        return self.path / "who"
-
-    @property
-    def quarantine(self) -> Path:
-        return self.path / "quarantine"
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.meta: Path = path / "meta.json"
+        self.who: Path = path / "who"
+        self.quarantine: Path = path / "quarantine"
 
     def split(self, name: str, liveness: Liveness) -> SplitFolder:
         return SplitFolder(self, name, liveness)
@@ -112,33 +173,24 @@ class SplitFolder:
         self.wanted: Path = self.control / "wanted"
         self.ranks: Path = self.control / "ranks"
         self.records: RankRecords = RankRecords(self.ranks)
+        self.kept_path: Path = self.path / file_name(None)
+        """Batches that are made once and kept. They have no number: the stream is the same with or without them."""
+        self.kept_seen_path: Path = self.control / "seen"
 
     # Paths
 
-    def ready_path(self, number: int) -> Path:
+    def ready_path(self, number: int | None) -> Path:
         return self.path / file_name(number)
 
     def part_path(self, number: int | None, provider: str) -> Path:
         """The file of a number while a provider makes it. None: of the kept batches."""
-        name = KEPT
-        if number is not None:
-            name = digits_of(number)
-        return self.path / f".{name}.{provider}.part"
+        return self.path / f".{digits_of(number)}.{provider}.part"
 
     def claimed_path(self, number: int, consumer: str) -> Path:
         return self.claimed / f"{digits_of(number)}.{consumer}{EXTENSION}"
 
     def returned_path(self, number: int) -> Path:
         return self.returned / digits_of(number)
-
-    @property
-    def kept_path(self) -> Path:
-        """Batches that are made once and kept. They have no number: the stream is the same with or without them."""
-        return self.path / f"{KEPT}{EXTENSION}"
-
-    @property
-    def kept_seen_path(self) -> Path:
-        return self.control / "seen"
 
     @contextlib.contextmanager
     def one_at_a_time(self) -> Iterator[None]:
@@ -150,8 +202,8 @@ class SplitFolder:
     def listing(self) -> Listing:
         ready = [number for name in os.listdir(self.path) if (number := number_of(name)) is not None]
         making, claimed = self._members_of(self.path), self._members_of(self.claimed)
-        taken = read_number(self.control / "taken")
-        following = read_number(self.path / "next")
+        taken = _read_number(self.control / "taken")
+        following = _read_number(self.path / "next")
         if following is None:  # lost, or deleted by hand: never begin again below a number that was taken
             following = max([taken or 0, *(number + 1 for number in (*ready, *making, *claimed))])
         if taken is None:
@@ -160,7 +212,7 @@ class SplitFolder:
         there = {*ready, *making, *claimed}
         while following in there:
             following += 1
-        wanted, returned = numbers_in(self.wanted), numbers_in(self.returned)
+        wanted, returned = _numbers_in(self.wanted), _numbers_in(self.returned)
         return Listing(tuple(sorted(ready)), making, claimed, wanted, returned, following, taken)
 
     def _members_of(self, folder: Path) -> dict[int, str]:
@@ -194,7 +246,11 @@ class SplitFolder:
 
     def read_returned(self, number: int) -> tuple[int, int]:
         """(rows recorded, rows handed out) of a file that was given back."""
-        return read_rows_text(self.returned_path(number))
+        try:
+            recorded, handed = self.returned_path(number).read_text().split()
+            return int(recorded), int(handed)
+        except (FileNotFoundError, ValueError):
+            return 0, 0
 
     def write_returned(self, number: int, recorded: int, handed: int) -> None:
         write_text(self.returned_path(number), f"{recorded} {handed}\n")

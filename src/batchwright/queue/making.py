@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from batchwright.base.files import sync_folder
-from batchwright.queue.file_names import EXTENSION, write_number
-from batchwright.queue.folder import Listing, SplitFolder
+from batchwright.queue.folder import EXTENSION, Listing, SplitFolder, write_number
 from batchwright.queue.members import QueueMember
+from batchwright.queue.messages import deleted
 from batchwright.queue.reading import Position
-from batchwright.queue.system_errors import deleted
 
 __all__ = ["UnfinishedFile", "begin", "begin_anew", "begin_kept", "give_up", "publish", "was_read"]
 
@@ -25,8 +23,7 @@ class UnfinishedFile:
     number: int | None
     """None for the kept batches."""
     path: Path
-    inode: int
-    """A file of the same name with another inode is not this one: its maker seemed dead, and woke up."""
+    """It is made once, when the number is taken. A file that is gone belongs to nobody, and is not made again."""
 
 
 def begin(folder: SplitFolder, provider: QueueMember, max_backlog_files: int) -> UnfinishedFile | None:
@@ -57,7 +54,7 @@ def _begin(folder: SplitFolder, number: int, provider: QueueMember, there: Listi
         part.unlink(missing_ok=True)
         raise
     folder.forget_wanted(number)
-    return UnfinishedFile(number, part, part.stat().st_ino)
+    return UnfinishedFile(number, part)
 
 
 def _take_over(folder: SplitFolder, number: int, maker: str) -> bool:
@@ -82,20 +79,14 @@ def begin_kept(folder: SplitFolder, provider: QueueMember, is_due: Callable[[Pat
             folder.part_path(None, maker).unlink(missing_ok=True)
         part = folder.part_path(None, provider.id)
         part.touch()
-        return UnfinishedFile(None, part, part.stat().st_ino)
+        return UnfinishedFile(None, part)
 
 
 def publish(folder: SplitFolder, part: UnfinishedFile, *, durable: bool = False) -> bool:
     """Give a finished file its name. False if it is no longer needed: its maker seemed dead, or a reader went back
     to before it."""
-    final = folder.kept_path
-    if part.number is not None:
-        final = folder.ready_path(part.number)
     try:
-        if part.path.stat().st_ino != part.inode:
-            part.path.unlink()
-            return False
-        os.rename(part.path, final)
+        os.rename(part.path, folder.ready_path(part.number))
     except FileNotFoundError:
         if not folder.path.is_dir():
             raise deleted(folder.queue.path) from None
@@ -118,15 +109,14 @@ def give_up(folder: SplitFolder, part: UnfinishedFile) -> None:
 
 def was_read(folder: SplitFolder) -> bool:
     """Whether a batch was handed out, as far as it was recorded."""
-    there = folder.listing()
-    of_ranks = folder.records.left_off()
-    was_handed = of_ranks is not None and of_ranks.handed > Position(0, 0)
-    return bool(there.taken or there.claimed or there.returned or was_handed or folder.kept_seen_path.exists())
+    there, of_ranks = folder.listing(), folder.records.left_off()
+    if of_ranks is not None and of_ranks.handed > Position(0, 0):
+        return True
+    return bool(there.taken or there.claimed or there.returned or folder.kept_seen_path.exists())
 
 
 def begin_anew(folder: SplitFolder) -> None:
     """Throw away all files. The first file is made next. For a split that was never read."""
     for path in [*folder.path.glob(f"*{EXTENSION}"), *folder.path.glob(".*.part"), *folder.wanted.iterdir()]:
         path.unlink(missing_ok=True)
-    with contextlib.suppress(FileNotFoundError):
-        (folder.path / "next").unlink()
+    (folder.path / "next").unlink(missing_ok=True)

@@ -21,26 +21,21 @@ import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from batchwright.base.errors import WorkerError
+from batchwright.base.errors import QueueError, WorkerError
 from batchwright.base.files import part_name
 from batchwright.base.machine import boot_id
 from batchwright.base.words import error_in_words
-from batchwright.queue.file_names import file_in_words
+from batchwright.queue.messages import deleted, file_in_words
+from batchwright.queue.meta import Meta, read_meta
 
-__all__ = [
-    "Activity",
-    "Liveness",
-    "MemberFacts",
-    "ProviderFailure",
-    "QueueMember",
-    "place_of",
-    "raise_failure",
-    "read_failures",
-]
+if TYPE_CHECKING:
+    from batchwright.queue.folder import QueueFolder
+
+__all__ = ["Activity", "Liveness", "MemberFacts", "Membership", "QueueMember", "place_of", "read_failures"]
 
 _BEATS_PER_LEASE = 6
 _LONGEST_BEAT_SECONDS = 2.0
@@ -78,9 +73,9 @@ class Activity(msgspec.Struct, frozen=True, omit_defaults=True):
     """The current activity of a member, for people to read."""
 
     what: str = ""
-    split: str = ""
-    number: int = -1
-    since: float = 0.0
+    split: str | None = None
+    number: int | None = None
+    since: float | None = None
 
 
 class ProviderFailure(msgspec.Struct, frozen=True):
@@ -130,7 +125,8 @@ class QueueMember:
         self._was_silent = False
         self._descriptor = self._join(who)
         _here.add(self)
-        threading.Thread(target=_beat, args=(weakref.ref(self), self._left, self._seconds), daemon=True).start()
+        seconds = min(lease_seconds / _BEATS_PER_LEASE, _LONGEST_BEAT_SECONDS)
+        threading.Thread(target=_beat, args=(weakref.ref(self), self._left, seconds), daemon=True).start()
 
     def _join(self, who: Path) -> int:
         while True:
@@ -152,14 +148,9 @@ class QueueMember:
             os.rename(part, self.path)
         except BaseException:
             os.close(descriptor)
-            with contextlib.suppress(OSError):
-                part.unlink()
+            part.unlink(missing_ok=True)
             raise
         return descriptor
-
-    @property
-    def _seconds(self) -> float:
-        return min(self.facts.lease_seconds / _BEATS_PER_LEASE, _LONGEST_BEAT_SECONDS)
 
     def beat(self) -> None:
         """Increment the counter: this process is alive."""
@@ -171,7 +162,7 @@ class QueueMember:
                 self._was_silent |= now - self._last_beat > self.facts.lease_seconds
                 self._last_beat = now
 
-    def say(self, what: str = "", split: str = "", number: int = -1) -> None:
+    def say(self, what: str, split: str | None = None, number: int | None = None) -> None:
         """Record the current activity of this process."""
         line = msgspec.json.encode(Activity(what[:200], split, number, time.time())).ljust(_DOING_BYTES)
         with self._lock, contextlib.suppress(OSError):  # for people only: a full disk is not this call's to tell
@@ -226,18 +217,15 @@ class QueueMember:
             part.write_bytes(msgspec.json.encode(failure))
             os.rename(part, self.path.with_name(self.id + ".died"))
 
-    def _forget(self) -> None:
-        """In a forked child: the member is the parent's. Its lock must end with the parent, not with this process."""
-        self._left.set()
-        os.close(self._descriptor)
-
 
 _here: weakref.WeakSet[QueueMember] = weakref.WeakSet()
 
 
 def _forget_all() -> None:
+    """In a forked child: members are the parent's. Their locks must end with the parent, not with this process."""
     for member in list(_here):
-        member._forget()
+        member._left.set()
+        os.close(member._descriptor)
     _here.clear()
 
 
@@ -277,9 +265,7 @@ class Liveness:
             names = os.listdir(self.who)
         except FileNotFoundError:
             return []
-        return sorted(
-            name for name in names if name.startswith(role) and not name.startswith(".") and not name.endswith(".died")
-        )
+        return sorted(name for name in names if name.startswith(role) and "." not in name)
 
     def living(self, role: str = "") -> list[MemberFacts]:
         """Members of a role that are alive."""
@@ -288,29 +274,25 @@ class Liveness:
     def members(self, role: str = "") -> Iterator[tuple[MemberFacts, Activity]]:
         """All members of a role, dead ones too."""
         for name in self.ids(role):
-            with contextlib.suppress(OSError, msgspec.DecodeError, ValueError):
+            with contextlib.suppress(OSError, ValueError):
                 first, _, doing = (self.who / name).read_bytes().split(b"\n", 2)
                 yield msgspec.json.decode(first, type=MemberFacts), msgspec.json.decode(doing, type=Activity)
 
     def is_alive(self, member_id: str) -> bool:
         try:
-            descriptor = os.open(self.who / member_id, os.O_RDONLY)
+            with open(self.who / member_id, "rb", buffering=0) as file:
+                first, counter, _ = file.readall().split(b"\n", 2)
+                facts = msgspec.json.decode(first, type=MemberFacts)
+                # Of this machine, also before it was started again: a living member holds its lock.
+                is_ours = facts.boot == boot_id() or facts.host == socket.gethostname()
+                if is_ours and _is_free(file.fileno()):
+                    return False
         except FileNotFoundError:
             self._moved.pop(member_id, None)
             return False
-        try:
-            content = os.pread(descriptor, 1 << 16, 0)
-            try:
-                facts = msgspec.json.decode(content.partition(b"\n")[0], type=MemberFacts)
-            except msgspec.DecodeError:
-                return False  # a member's file is complete before it has its name
-            # Of this machine, also before it was started again: a living member holds its lock.
-            is_ours = facts.boot == boot_id() or facts.host == socket.gethostname()
-            if is_ours and _is_free(descriptor):
-                return False
-        finally:
-            os.close(descriptor)
-        counter, now = content.split(b"\n", 2)[1], time.monotonic()
+        except ValueError:  # a member's file is complete before it has its name
+            return False
+        now = time.monotonic()
         known, since = self._moved.get(member_id, (b"", now))
         if counter != known:
             self._moved[member_id] = (counter, now)
@@ -331,6 +313,12 @@ class Liveness:
         with contextlib.suppress(OSError):
             (self.who / member_id).unlink()
 
+    def raise_failure(self, remedy: str) -> None:
+        """Raise the error that ended a provider, if one was left."""
+        failures = read_failures(self.who)
+        if failures:
+            raise WorkerError(failures[-1].headline, traceback=failures[-1].traceback, remedy=remedy)
+
 
 def _is_free(descriptor: int) -> bool:
     """Whether no process holds the lock of a member's file. False on a file system without locks."""
@@ -342,17 +330,65 @@ def _is_free(descriptor: int) -> bool:
     return True
 
 
-def raise_failure(who: Path, remedy: str) -> None:
-    """Raise the error that ended a provider, if one was left."""
-    failures = read_failures(who)
-    if failures:
-        raise WorkerError(failures[-1].headline, traceback=failures[-1].traceback, remedy=remedy)
-
-
 def read_failures(who: Path) -> list[ProviderFailure]:
     """The errors that ended providers, the latest last."""
     failures = []
     for path in who.glob("*.died"):
-        with contextlib.suppress(OSError, msgspec.DecodeError):
+        with contextlib.suppress(OSError, ValueError):
             failures.append(msgspec.json.decode(path.read_bytes(), type=ProviderFailure))
     return sorted(failures, key=lambda failure: failure.at)
+
+
+# The member of a consumer
+
+
+class Membership:
+    """The member that a consumer is. `number` grows when it has to become another one."""
+
+    def __init__(
+        self, queue: QueueFolder, meta: Meta, lease_seconds: float, rank: int | None, world_size: int | None
+    ) -> None:
+        self.queue = queue
+        self.meta = meta
+        self.lease_seconds = lease_seconds
+        self.ranks = {"rank": rank, "world_size": world_size}
+        self.number: int = 0
+        self.pid: int = os.getpid()
+        self._member: QueueMember | None = None
+
+    @property
+    def member(self) -> QueueMember:
+        if self._member is None:
+            self._member = QueueMember(self.queue.who, "consumer", self.lease_seconds, **self.ranks)
+            with contextlib.suppress(OSError):
+                Liveness(self.queue.who).remove_dead()
+        return self._member
+
+    @property
+    def was_silent(self) -> bool:
+        return self._member is not None and self._member.was_silent
+
+    def renew(self) -> None:
+        """Join again if this member was removed. The queue must still be the one that this consumer opened."""
+        if self._member is None or self._member.is_here:
+            return
+        meta = read_meta(self.queue.meta)
+        if meta is None:
+            raise deleted(self.queue.path)
+        remedy = "a new DatasetConsumer reads the new one"
+        if meta.fingerprint != self.meta.fingerprint:
+            raise self._replaced("by another provider", remedy)
+        if meta.born != self.meta.born:
+            raise self._replaced("from its beginning", f"{remedy}; load_state_dict of the last state goes on in it")
+        self.leave()
+        self.number += 1
+
+    def _replaced(self, how: str, remedy: str) -> QueueError:
+        return QueueError(
+            f"the queue was deleted while it was in use, and made again {how}", folder=self.queue.path, remedy=remedy
+        )
+
+    def leave(self) -> None:
+        if self._member is not None:
+            self._member.leave()
+            self._member = None

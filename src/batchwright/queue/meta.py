@@ -13,9 +13,9 @@ from typing import Any
 
 from batchwright.base.errors import QueueError, SpecError
 from batchwright.base.files import write_whole
-from batchwright.base.words import listed
+from batchwright.base.words import error_in_words, listed
+from batchwright.queue.messages import purge_command
 from batchwright.queue.stamp import Stamp
-from batchwright.queue.system_errors import purge_command
 
 __all__ = ["Meta", "check_meta", "read_meta", "write_meta"]
 
@@ -66,11 +66,7 @@ def read_meta(path: Path) -> Meta | None:
         content = json.loads(path.read_bytes())
         ours = content.pop(_OURS)
         if ours["format"] != _FORMAT:
-            raise QueueError(
-                f"this queue has format {ours['format']}, and this batchwright reads {_FORMAT}",
-                file=path,
-                remedy=f"prepare again, after\n{purge_command(path.parent)}",
-            )
+            raise ValueError(f"it has format {ours['format']}, and this batchwright reads {_FORMAT}")
         return Meta(
             content,
             Stamp.from_json(ours["made_from"], content),
@@ -85,7 +81,7 @@ def read_meta(path: Path) -> Meta | None:
         return None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise QueueError(
-            f"this is not the meta of a queue: {type(error).__name__}: {error}",
+            f"this is not the meta of a queue: {error_in_words(error)}",
             file=path,
             remedy=f"prepare again, after\n{purge_command(path.parent)}",
         ) from error
@@ -140,10 +136,10 @@ def _plain(value: Any, path: str, problems: list[str]) -> Any:
         case Mapping() if all(isinstance(key, str) for key in value):
             return {str.__str__(key): _plain(item, f"{path}[{key!r}]", problems) for key, item in value.items()}
         case Mapping():
-            problems.append(f"{path} has keys that are not strings, which JSON does not have")
+            fault = "has keys that are not strings"
         case float():
-            problems.append(f"{path} is {value}, which JSON does not have")
+            fault = f"is {value}"
         case _:
-            kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
-            problems.append(f"{path} is a {kind}, which JSON does not have")
+            fault = "is a " + f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
+    problems.append(f"{path} {fault}, which JSON does not have")
     return None

@@ -23,13 +23,12 @@ from batchwright.base.machine import FolderWatch
 from batchwright.base.words import error_in_words
 from batchwright.queue import making
 from batchwright.queue.batch_file import BatchFileWriter, DamagedFile, FileFacts, read_facts
-from batchwright.queue.differences import differences
-from batchwright.queue.file_names import file_in_words
 from batchwright.queue.folder import QueueFolder, SplitFolder
 from batchwright.queue.making import UnfinishedFile
-from batchwright.queue.members import Liveness, MemberFacts, QueueMember, place_of
+from batchwright.queue.members import Liveness, QueueMember, place_of
+from batchwright.queue.messages import clear_errors, deleted, file_in_words, is_out_of_space, purge_command
 from batchwright.queue.meta import Meta, read_meta, write_meta
-from batchwright.queue.system_errors import clear_errors, deleted, is_out_of_space, purge_command
+from batchwright.queue.stamp import differences
 
 if TYPE_CHECKING:
     from batchwright.queue.provider import DataProviderBase
@@ -37,6 +36,10 @@ if TYPE_CHECKING:
 __all__ = ["produce"]
 
 _LEASE_SECONDS = 30.0
+_AFTER_A_FAILURE = (
+    "mend sample_batch and start the provider again, with --accept-change where batches were taken already: "
+    "it goes on with this file"
+)
 _READS = "reads what it makes batches of"
 
 
@@ -88,10 +91,10 @@ class _Production:
 
     def _report(self, error: Exception) -> None:
         """Raise the error in consumers that wait; not if this provider was refused while others are at work."""
-        others: list[MemberFacts] = []
+        living: set[str] = set()
         with contextlib.suppress(OSError):  # the error may keep us from looking too
-            others = [facts for facts in self.liveness.living("provider") if facts.id != self.member.id]
-        if self.at != (None, None) or not others:
+            living = {facts.id for facts in self.liveness.living("provider")}
+        if self.at != (None, None) or living <= {self.member.id}:
             self.member.died(error.__cause__ or error, *self.at)
 
     # The beginning
@@ -101,16 +104,8 @@ class _Production:
         for path in self.queue.who.glob("*.died"):  # a provider is here again: consumers wait for its files
             path.unlink(missing_ok=True)
         self.member.say(_READS)
-        try:
+        with self._users_code("build_meta failed", "its traceback says where"):
             meta = self.provider.meta
-        except BatchwrightError:
-            raise
-        except (Exception, SystemExit) as error:
-            raise WorkerError(
-                f"build_meta failed: {error_in_words(error)}",
-                provider=type(self.provider).__name__,
-                remedy="its traceback says where",
-            ) from error
         with one_at_a_time(self.queue.path):
             there = read_meta(self.queue.meta)
             if there is None:
@@ -152,8 +147,8 @@ class _Production:
 
     def _begins_anew(self) -> bool:
         """Throw away the files if none of their batches was handed out. Otherwise return False and leave them."""
-        names = [name for name in ("train", "val") if (self.queue.path / name).is_dir()]
-        splits = [self.queue.split(name, self.liveness) for name in names]
+        names = ("train", "val")
+        splits = [self.queue.split(name, self.liveness) for name in names if (self.queue.path / name).is_dir()]
         with contextlib.ExitStack() as locks:
             for split in splits:
                 locks.enter_context(split.one_at_a_time())
@@ -230,14 +225,12 @@ class _Production:
         """Make one file. False if it was given up: to stop, or because it is no longer needed."""
         name = file_in_words(folder.name, part.number)
         self.at = folder.name, part.number
-        if part.number is None:
-            self.member.say(f"makes {name}", folder.name)
-        else:
-            self.member.say("makes", folder.name, part.number)
+        self.member.say("makes" if part.number is not None else f"makes {name}", *self.at)
         began = time.perf_counter()
         try:
             if not self._write(folder, part):
                 making.give_up(folder, part)
+                self.at = None, None
                 return False
             is_published = making.publish(folder, part, durable=self.provider.durable)
         except BaseException:
@@ -252,9 +245,13 @@ class _Production:
         return is_published
 
     def _write(self, folder: SplitFolder, part: UnfinishedFile) -> bool:
-        """Write all batches of a file. False if the provider was stopped before."""
+        """Write all batches of a file. False if the provider was stopped before, or the file is no longer needed."""
         batches = self._batches(folder.name, part.number)
-        with BatchFileWriter(part.path, self._facts(folder.name, part.number)) as writer:
+        try:
+            writer = BatchFileWriter(part.path, self._facts(folder.name, part.number), is_there=True)
+        except FileNotFoundError:  # its maker seemed dead, or a reader went back to before it
+            return False
+        with writer:
             while not self.provider._stopping.is_set():
                 arrays = next(batches, None)
                 if arrays is None:
@@ -281,25 +278,24 @@ class _Production:
 
     def _batches(self, split: str, number: int | None) -> Iterator[list[NDArray[Any]]]:
         """The batches of a file. An error of the user's code names the file and the place in the code."""
-        try:
+        said = f"sample_batch failed making {file_in_words(split, number)}"
+        with self._users_code(said, _AFTER_A_FAILURE):
             yield from self.provider.batches(split, number or 0)
+
+    @contextlib.contextmanager
+    def _users_code(self, what: str, remedy: str) -> Iterator[None]:
+        try:
+            yield
         except BatchwrightError:
             raise
         except (Exception, SystemExit) as error:
-            raise WorkerError(
-                f"sample_batch failed making {file_in_words(split, number)}: {error_in_words(error)}",
-                provider=type(self.provider).__name__,
-                at=place_of(error) or None,
-                remedy="mend sample_batch and start the provider again, with --accept-change where batches were taken "
-                "already: it goes on with this file",
-            ) from error
+            said = f"{what}: {error_in_words(error)}"
+            kind, at = type(self.provider).__name__, place_of(error) or None
+            raise WorkerError(said, provider=kind, at=at, remedy=remedy) from error
 
     def _wait_for_room(self, error: BaseException) -> None:
         said = f"waits: {os.strerror(getattr(error, 'errno', None) or errno.ENOSPC)}"
-        split, number = self.at
-        if number is None:
-            number = -1
-        self.member.say(said, split or "", number)
+        self.member.say(said, *self.at)
         self.at = None, None
         if not self.is_full:  # once, not with every look
             _print(f"{self.queue.path}: {said}; goes on when there is room", sys.stderr)

@@ -26,16 +26,16 @@ from batchwright.base.machine import FolderWatch
 from batchwright.base.seeds import key_of
 from batchwright.base.words import suggest
 from batchwright.batches.frameworks import adapter
-from batchwright.queue.file_names import file_in_words
+from batchwright.queue.messages import file_in_words
 from batchwright.queue.meta import Meta, check_meta
 from batchwright.queue.production import produce
 from batchwright.queue.schema import BatchField, checked, fields_of
-from batchwright.queue.settings import checked_setting, count
+from batchwright.queue.settings import checked_setting, count, wrong
 from batchwright.queue.stamp import stamp_of
 
 __all__ = ["RESERVED", "DataProviderBase"]
 
-_SPLITS = ("train", "val")
+_SPLITS = (("train",), ("val",), ("train", "val"), ("val", "train"))
 
 
 class DataProviderBase:
@@ -114,14 +114,9 @@ class DataProviderBase:
         own = inspect.getattr_static(type(self), name, None)
         is_own = inspect.isfunction(own) and not callable(value)
         if name in RESERVED or is_own or (isinstance(own, property) and own.fset is None):
-            kind = type(self).__name__
-            if name in RESERVED:
-                kind = "every provider"
-            raise SpecError(
-                f"{name} is a part of {kind}, and cannot be a setting",
-                parameter=name,
-                remedy=f"another name for {name} in the config",
-            )
+            kind = "every provider" if name in RESERVED else type(self).__name__
+            what = f"{name} is a part of {kind}, and cannot be a setting"
+            raise SpecError(what, parameter=name, remedy=f"another name for {name} in the config")
         self.config[name] = value
         setattr(self, name, value)
 
@@ -141,18 +136,16 @@ class DataProviderBase:
 
     def build_meta(self) -> dict[str, Any]:
         """Return the facts for a trainer, as JSON: at least "batch_schema", a list of {name, dtype, shape, role}."""
-        self._is_abstract("build_meta", "self")
+        raise self._lacks("build_meta(self)")
 
     def sample_batch(self, split: str, rng: Any) -> Mapping[str, Any]:
         """One batch of `split`: a dict with an array [batch_size, *shape] for each field. Draw from `rng` only."""
-        self._is_abstract("sample_batch", "self, split, rng")
+        raise self._lacks("sample_batch(self, split, rng)")
 
-    def _is_abstract(self, name: str, parameters: str) -> NoReturn:
-        raise SpecError(
-            f"{type(self).__name__} has no {name}",
-            parameter=name,
-            remedy=f"def {name}({parameters}): return {{...}}",
-        )
+    def _lacks(self, method: str) -> SpecError:
+        name = method.partition("(")[0]
+        what = f"{type(self).__name__} has no {name}"
+        return SpecError(what, parameter=name, remedy=f"def {method}: return {{...}}")
 
     # Methods that a subclass may use
 
@@ -163,11 +156,8 @@ class DataProviderBase:
         """
         found = sorted(path for path in self.data_dir.glob("input.*") if path.is_file())
         if not found:
-            raise SpecError(
-                "there is no input file",
-                folder=self.data_dir,
-                remedy=f"put the raw data there, as {self.data_dir / 'input.txt'} or another input.*",
-            )
+            remedy = f"put the raw data there, as {self.data_dir / 'input.txt'} or another input.*"
+            raise SpecError("there is no input file", folder=self.data_dir, remedy=remedy)
         return found
 
     # Batches
@@ -238,7 +228,9 @@ class DataProviderBase:
         files began; the change is recorded in its meta. An error of `sample_batch` or `build_meta` ends it, and is
         raised in every consumer that waits.
         """
-        names = _checked_splits(splits)
+        names = tuple(splits) if isinstance(splits, tuple | list) else ()
+        if names not in _SPLITS:
+            raise wrong("splits", splits, "a tuple of 'train' and 'val', or of one of them", '("train",)')
         if max_files is not None:
             count("max_files", max_files, 0)
         try:
@@ -294,17 +286,6 @@ def _fingerprints_of(provider: DataProviderBase) -> dict[str, str]:
             file=error.filename,
             remedy="return files that are there, or put this one there",
         ) from error
-
-
-def _checked_splits(splits: Sequence[str]) -> tuple[str, ...]:
-    names = tuple(splits) if isinstance(splits, tuple | list) else ()
-    if not names or any(names.count(name) > 1 or name not in _SPLITS for name in names):
-        raise SpecError(
-            f"splits must be a tuple of 'train' and 'val', or of one of them, got {splits!r}",
-            parameter="splits",
-            remedy='run(splits=("train",))',
-        )
-    return names
 
 
 def _refuse_direct_run(kind: type) -> None:

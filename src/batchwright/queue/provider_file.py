@@ -11,7 +11,7 @@ import re
 import sys
 import tokenize
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeGuard
@@ -47,14 +47,6 @@ def open_provider(config: SharedConfig) -> DataProviderBase:
 
 def _load(folder: Path, names: Mapping[str, Any]) -> ModuleType:
     file = folder / PROVIDER_FILE
-    if not file.is_file():
-        there = [path.name for path in folder.glob("*")]
-        raise SpecError(
-            f"there is no {file}",
-            parameter="dataset",
-            found=listed(sorted(there)) or "nothing",
-            remedy="write it, with a subclass of batchwright.DataProviderBase; or set another dataset",
-        )
     name = _MODULE_NAME + re.sub(r"\W", "_", folder.resolve().name)
     spec = importlib.util.spec_from_file_location(name, file.resolve())
     assert spec is not None
@@ -66,13 +58,8 @@ def _load(folder: Path, names: Mapping[str, Any]) -> ModuleType:
         with tokenize.open(file) as opened:  # in the encoding that it declares
             text = opened.read()
         module.__dict__["__source__"] = text  # the text that runs: the file may be edited before its stamp is taken
-        code = compile(
-            _without_defaults(ast.parse(text, str(file.resolve())), names),
-            str(file.resolve()),
-            "exec",
-            dont_inherit=True,
-        )
-        exec(code, module.__dict__)
+        tree = _without_defaults(ast.parse(text, str(file.resolve())), names)
+        exec(compile(tree, str(file.resolve()), "exec", dont_inherit=True), module.__dict__)
     except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise _failed(error, file, "while it was loaded") from error
@@ -94,42 +81,16 @@ def _put_on_path(folder: Path) -> None:
 
 
 def _without_defaults(tree: ast.Module, names: Mapping[str, Any]) -> ast.Module:
-    """The module without assignments of constants, at its top, to names that the config sets: those are defaults.
+    """The module, whose assignments of constants to names that the config sets go to another name: they are defaults.
 
     Computed values (`vocab_size = len(chars)`) stay. Lines keep their numbers.
     """
-    tree.body = [
-        single
-        for statement in tree.body
-        for single in _single_assignments(statement)
-        if _assigned_constant(single) not in names
-    ]
+    for statement in tree.body:
+        if isinstance(statement, ast.Assign | ast.AnnAssign) and _is_constant(statement.value):
+            for node in ast.walk(statement):
+                if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in names:
+                    node.id = "_default"
     return tree
-
-
-def _single_assignments(statement: ast.stmt) -> Iterator[ast.stmt]:
-    """`a = b = 1` as two assignments, and `a, b = 1, 2` too."""
-    if not isinstance(statement, ast.Assign) or not _is_constant(statement.value):
-        yield statement
-        return
-    for target in statement.targets:
-        pairs = [(target, statement.value)]
-        match target, statement.value:
-            case ast.Tuple(elts=names), ast.Tuple(elts=values) if len(names) == len(values):
-                if all(isinstance(name, ast.Name) for name in names):
-                    pairs = list(zip(names, values, strict=True))
-        for one, value in pairs:
-            yield ast.copy_location(ast.Assign([one], value), statement)
-
-
-def _assigned_constant(statement: ast.stmt) -> str | None:
-    match statement:
-        case (
-            ast.Assign(targets=[ast.Name(id=name)], value=ast.expr() as value)
-            | ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value)
-        ) if _is_constant(value):
-            return name
-    return None
 
 
 _OF_CONSTANTS = (
@@ -138,9 +99,9 @@ _OF_CONSTANTS = (
 )
 
 
-def _is_constant(value: ast.expr) -> bool:
+def _is_constant(value: ast.expr | None) -> bool:
     """Whether an expression has only numbers, text and brackets, without names or calls."""
-    return all(isinstance(node, _OF_CONSTANTS) for node in ast.walk(value))
+    return value is not None and all(isinstance(node, _OF_CONSTANTS) for node in ast.walk(value))
 
 
 def _failed(error: BaseException, file: Path, when: str) -> SpecError:
@@ -183,10 +144,10 @@ def _provider_class(module: ModuleType) -> type[DataProviderBase]:
     file = Path(str(module.__file__))
     name = f"{file.parent.name}/{file.name}"
     headline = f"no subclass of DataProviderBase in {name}"
-    if own:
-        headline = f"several subclasses of DataProviderBase in {name}: which one is meant?"
     if "Provider" in vars(module):
         headline = f"Provider in {name} is no subclass of DataProviderBase: {shortened(vars(module)['Provider'])}"
+    elif own:
+        headline = f"several subclasses of DataProviderBase in {name}: which one is meant?"
     imported = [f"{one} (imported from {kind.__module__})" for one, kind in kinds.items() if one not in own]
     raise SpecError(
         headline,
@@ -224,11 +185,8 @@ def _make(kind: type[DataProviderBase], config: SharedConfig) -> DataProviderBas
     except (Exception, SystemExit) as error:
         raise _failed(error, file, f"in {kind.__qualname__}.__init__") from error
     if "config" not in vars(provider):
-        raise SpecError(
-            f"{kind.__qualname__}.__init__ does not call the __init__ of DataProviderBase",
-            parameter="__init__",
-            file=file,
-            remedy="def __init__(self, **settings): super().__init__(**settings), and then your own",
-        )
+        what = f"{kind.__qualname__}.__init__ does not call the __init__ of DataProviderBase"
+        remedy = "def __init__(self, **settings): super().__init__(**settings), and then your own"
+        raise SpecError(what, parameter="__init__", file=file, remedy=remedy)
     provider._take_missing(config, given, named)
     return provider

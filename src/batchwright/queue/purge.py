@@ -71,9 +71,7 @@ def purge(path: str | os.PathLike[str], split: str | None = None, *, force: bool
             splits=", ".join(splits) or "none",
             remedy=f"--split {splits[0]}" if splits else "leave out --split",
         )
-    is_all, chosen, tops = split is None, splits, [queue.path]
-    if split is not None:
-        chosen, tops = [split], [queue.path / split, queue.path / "control" / split]
+    chosen = [split] if split is not None else splits
     done = Purged(queue.path)
     # A process that comes now waits for this lock, or finds that the queue is gone.
     with contextlib.nullcontext() if force else one_at_a_time(queue.path):
@@ -83,32 +81,25 @@ def purge(path: str | os.PathLike[str], split: str | None = None, *, force: bool
             name = file.relative_to(queue.path).as_posix()
             if file.is_symlink() or not is_of_a_queue(name, splits):
                 done.left.append(name)
-            elif is_of_a_queue(name, chosen, all_of_it=is_all):
+            elif is_of_a_queue(name, chosen, all_of_it=split is None):
                 with contextlib.suppress(FileNotFoundError):
                     num_bytes = file.stat().st_size
                     file.unlink()
                     done.num_bytes += num_bytes
                     done.removed.append(name)
-        for top in tops:
-            _remove_empty_folders(top)
+        for folder, _, _ in os.walk(queue.path, topdown=False):
+            if split is None or split in Path(folder).relative_to(queue.path).parts:
+                with contextlib.suppress(OSError):  # it is not empty
+                    os.rmdir(folder)
     return done
 
 
-def _remove_empty_folders(top: Path) -> None:
-    for folder, _, _ in os.walk(top, topdown=False):
-        with contextlib.suppress(OSError):  # it is not empty
-            os.rmdir(folder)
-
-
 def _refuse_if_used(queue: QueueFolder) -> None:
-    living = Liveness(queue.who).living()
+    living = [facts.name for facts in Liveness(queue.who).living()]
     if living:
-        raise BusyError(
-            f"{counted(len(living), 'process uses', 'processes use')} this queue",
-            folder=queue.path,
-            process="\n".join(facts.name for facts in living),
-            remedy="stop them first; --force removes the queue under them",
-        )
+        headline = f"{counted(len(living), 'process uses', 'processes use')} this queue"
+        remedy = "stop them first; --force removes the queue under them"
+        raise BusyError(headline, folder=queue.path, process="\n".join(living), remedy=remedy)
 
 
 def _removable_files(top: Path) -> list[Path]:

@@ -13,15 +13,12 @@ from functools import partial
 from pathlib import Path
 
 from batchwright.base.errors import BusyError
-from batchwright.queue.claims import beginning, return_claims_of_dead
-from batchwright.queue.file_names import write_number
-from batchwright.queue.members import MemberFacts
-from batchwright.queue.membership import Membership
-from batchwright.queue.rank_start import left_off, living_ranks, names_of_ranks
-from batchwright.queue.ranks import RankProgress
+from batchwright.queue.claims import beginning, return_claims_of_dead, rewind
+from batchwright.queue.folder import write_number
+from batchwright.queue.members import Membership
+from batchwright.queue.ranks import RankProgress, left_off, living_ranks, names_of_ranks
 from batchwright.queue.reading import Arrays, FileShape, LoadedFile, Position, joined
-from batchwright.queue.rewind import rewind
-from batchwright.queue.streams import SplitReader, StreamCounts, check_shape, replace_older
+from batchwright.queue.streams import RecordedStream, SplitReader, check_shape
 
 __all__ = ["RankStream"]
 
@@ -38,24 +35,15 @@ class _Step:
     shape: FileShape
 
 
-class RankStream:
+class RankStream(RecordedStream):
     """Every W-th batch of a split, from the rank's on."""
 
     def __init__(
         self, source: SplitReader, membership: Membership, rank: int, world_size: int, *, at_once: bool
     ) -> None:
-        """`at_once`: a step is recorded at the request for the next one; otherwise only by `record`."""
-        self.source = source
-        self.folder = source.folder
-        self.reader = source.reader
-        self.counts: StreamCounts = source.counts
-        self.membership = membership
-        self.at_once = at_once
-        self.rank: int | None = rank
-        self.is_replaced = False
+        super().__init__(source, membership, rank, at_once=at_once)
         self._rank = rank
         self._world_size = world_size
-        self._member_number = membership.number
         self._at: Position | None = None
         """The beginning of the next step. None: this rank has not joined the others."""
         self._files: dict[int, LoadedFile] = {}
@@ -73,27 +61,23 @@ class RankStream:
     # Rows
 
     def peek(self, num_rows: int | None) -> tuple[Arrays, _Step]:
-        replace_older(self)
+        self._replace_older()
         while True:
             self._renew_membership()
             if self._at is None or self._record < 0:
                 self._at = self._join(None)
-            self._forget_files_before(self._at.file)
+            for old in [old for old in self._files if old < self._at.file]:
+                del self._files[old]  # on disk they may be kept until `record`
             start = self._inside_file(self._at)
             if self.at_once and start != self._written.recorded and self._member_number == self.membership.number:
                 self._record_place(start)
-            shape = self._file(start.file).shape
+            shape = self._file(start.file).facts.shape
             size = num_rows or shape.batch_size
             rows, first_row, after_last_row = self._rows(Position(start.file, start.row + self._rank * size), size)
             if self._member_number == self.membership.number:
                 break
             # Others took this process for dead while it waited, and may have gone on without it.
         return rows, _Step(start, self._end_of(start, size * self._world_size), first_row, after_last_row, shape)
-
-    def _forget_files_before(self, number: int) -> None:
-        """Free their memory. On disk they may be kept until `record`."""
-        for old in [old for old in self._files if old < number]:
-            del self._files[old]
 
     def move(self, step: _Step) -> None:
         self._look_ahead(step.end)
@@ -140,7 +124,7 @@ class RankStream:
             path: Path = self.source.waiter.until(lambda: self._find(number))
             with contextlib.suppress(FileNotFoundError):
                 file = self.source.load(path, number)
-        check_shape(self._counts_in, file.shape, f"{self.folder.name} file {number}")
+        check_shape(self._counts_in, file.facts.shape, f"{self.folder.name} file {number}")
         self._files[number] = file
         self.counts.files += 1
         return file
@@ -223,7 +207,8 @@ class RankStream:
         folder, me = self.folder, self.membership.member.facts
         single = [holder for holder in folder.listing().claimed.values() if folder.liveness.is_alive(holder)]
         ranks = [one for one in folder.liveness.living("consumer") if one.world_size is not None]
-        wrong = [one for one in ranks if one.id != me.id and not one.is_replaced_by(me) and self._differs(one)]
+        others = [one for one in ranks if one.id != me.id and not one.is_replaced_by(me)]
+        wrong = [one for one in others if one.world_size != me.world_size or one.rank == me.rank]
         if single or wrong:
             raise BusyError(
                 f"rank {self.rank} of {self._world_size} cannot read {folder.name} beside those that read it now",
@@ -231,9 +216,6 @@ class RankStream:
                 process=", ".join(single) or names_of_ranks(wrong),
                 remedy="all readers have another rank= of the same world_size=; stop the others",
             )
-
-    def _differs(self, other: MemberFacts) -> bool:
-        return other.world_size != self._world_size or other.rank == self._rank
 
     def _left_off(self) -> RankProgress:
         """The place of earlier ranks, or of single consumers."""
@@ -279,11 +261,11 @@ class RankStream:
         with folder.one_at_a_time():
             if living_ranks(folder, None):
                 mine = folder.records.of_rank(self._rank, self._world_size)
-        place = mine.recorded if mine is not None else Position(*beginning(folder))
+        place = mine.recorded if mine is not None else beginning(folder)
         return place, self.source.shape_at(place)
 
     def seek(self, position: Position, shape: FileShape | None, *, can_be_made_again: bool) -> None:
-        replace_older(self)
+        self._replace_older()
         self._renew_membership()
         member = self.membership.member
         with self.folder.one_at_a_time():
@@ -305,7 +287,7 @@ class RankStream:
         if record:
             with contextlib.suppress(OSError):
                 self.record()
-        self.reader.close()
+        self.reader.finish()
         self.drop()
 
     def drop(self) -> None:

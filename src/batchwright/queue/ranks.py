@@ -10,14 +10,30 @@ that is killed in between moves no rank.
 from __future__ import annotations
 
 import os
+import re
 import struct
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+from batchwright.base.errors import BusyError, QueueError
+from batchwright.queue.batch_file import DamagedFile, read_facts
+from batchwright.queue.members import MemberFacts, QueueMember
 from batchwright.queue.reading import Position
 
-__all__ = ["RankProgress", "RankRecords"]
+if TYPE_CHECKING:
+    from batchwright.queue.folder import SplitFolder
 
+__all__ = [
+    "RankProgress",
+    "RankRecords",
+    "left_off",
+    "living_ranks",
+    "names_of_ranks",
+    "refuse_after_ranks",
+    "refuse_beside_ranks",
+]
+
+_RANK = re.compile(r"([0-9]+)-of-([0-9]+)")
 _PLACES = struct.Struct("<qqqq")
 
 
@@ -71,8 +87,8 @@ class RankRecords:
     def left_off(self) -> RankProgress | None:
         """The place where all ranks of an ended run continue: that of the slowest one. None if there was no run."""
         began = self.began()[0]
-        worlds = {int(path.name.partition("-of-")[2]) for path in self._of_ranks()}
-        found = [self.written(rank, world_size) or began for world_size in worlds for rank in range(world_size)]
+        worlds = {world_size for _, world_size, _ in self._paths()}
+        found = [self.of_rank(rank, world_size) for world_size in worlds for rank in range(world_size)]
         known = [progress for progress in found or [began] if progress is not None]
         if not known:
             return None
@@ -80,32 +96,29 @@ class RankRecords:
 
     def all(self) -> list[tuple[int, int, RankProgress]]:
         """(rank, world size, progress) of each rank that has written a record."""
-        found = []
-        for path in self._of_ranks():
-            progress = _read(path)
-            if progress is not None:
-                rank, _, world_size = path.name.partition("-of-")
-                found.append((int(rank), int(world_size), progress))
-        return found
+        found = [(rank, world_size, _read(path)) for rank, world_size, path in self._paths()]
+        return [(rank, world_size, progress) for rank, world_size, progress in found if progress is not None]
 
     def begin_again(self, progress: RankProgress, world_size: int, members: list[str]) -> None:
         """Start a new run from one place. It remembers the rows that each rank was handed before."""
         self.write_began(progress, members)
-        for path in self._of_ranks():
+        for _, ranks, path in self._paths():
             before = _read(path)
-            if before is not None and path.name.endswith(f"-of-{world_size:05d}"):
+            if before is not None and ranks == world_size:
                 with open(path, "r+b") as file:  # the same file: who seemed dead, and wakes up, writes into it
                     file.write(RankProgress(progress.recorded, min(before.handed, progress.handed)).packed())
             else:
                 path.unlink(missing_ok=True)
 
     def clear(self) -> None:
-        for path in self._of_ranks():
+        for *_, path in self._paths():
             path.unlink(missing_ok=True)
         self._begin.unlink(missing_ok=True)
 
-    def _of_ranks(self) -> list[Path]:
-        return sorted(path for path in self.folder.glob("*-of-*") if path.name.replace("-of-", "").isdigit())
+    def _paths(self) -> list[tuple[int, int, Path]]:
+        """(rank, world size, file) of each rank."""
+        found = [(_RANK.fullmatch(path.name), path) for path in sorted(self.folder.iterdir())]
+        return [(int(name[1]), int(name[2]), path) for name, path in found if name]
 
 
 def _read(path: Path) -> RankProgress | None:
@@ -120,3 +133,67 @@ def _unpacked(content: bytes) -> RankProgress | None:
         return None
     numbers = _PLACES.unpack(content)
     return RankProgress(Position(*numbers[:2]), Position(*numbers[2:]))
+
+
+# The start of a run of ranks
+
+
+def living_ranks(folder: SplitFolder, me: QueueMember | None) -> list[MemberFacts]:
+    """Other ranks that read this split, without the one that `me` replaces (a notebook cell that ran twice)."""
+    joined = folder.records.began()[1]
+    if not joined:
+        return []
+    living = [facts for facts in folder.liveness.living("consumer") if facts.id in joined]
+    if me is not None:
+        living = [facts for facts in living if facts.id != me.id and not facts.is_replaced_by(me.facts)]
+    return sorted(living, key=lambda facts: facts.rank or 0)
+
+
+def names_of_ranks(ranks: list[MemberFacts]) -> str:
+    return ", ".join(f"{one.name} (rank {one.rank} of {one.world_size})" for one in ranks)
+
+
+def refuse_beside_ranks(folder: SplitFolder, ranks: list[MemberFacts]) -> None:
+    if ranks:
+        raise BusyError(
+            f"ranks read {folder.name} now, and a consumer without rank= would be handed the same rows",
+            folder=folder.queue.path,
+            process=names_of_ranks(ranks),
+            remedy="give this one a rank= of their world_size=; or close or stop them",
+        )
+
+
+def refuse_after_ranks(folder: SplitFolder, consumer: QueueMember) -> None:
+    """Refuse a single consumer after ranks have read. Their records count in steps of all ranks."""
+    if not folder.records.are_there():
+        return
+    refuse_beside_ranks(folder, living_ranks(folder, consumer))
+    progress = folder.records.left_off()
+    if progress is not None and progress.handed > Position(0, 0):
+        raise QueueError(
+            f"ranks have read {folder.name}, and a consumer without rank= cannot go on for them",
+            folder=folder.queue.path,
+            remedy="rank=0, world_size=1 goes on where the slowest of them was; so does load_state_dict of their state",
+        )
+    folder.records.clear()
+
+
+def left_off(folder: SplitFolder) -> RankProgress:
+    """The place where ranks continue after single consumers, without claimed files, and the end of rows handed out."""
+    there = folder.listing()
+    again = there.again
+    while again and _is_used_up(folder, again[0]):  # its reader may have died before it deleted it
+        del again[0]
+    first = min(again, default=there.taken)
+    gone = [number for number in range(first, there.taken) if number not in again]  # read by faster consumers
+    handed = [Position(number, folder.read_returned(number)[1]) for number in there.returned]
+    recorded_at = Position(first, folder.read_returned(first)[0])
+    return RankProgress(recorded_at, max([recorded_at, *handed, *(Position(number + 1, 0) for number in gone)]))
+
+
+def _is_used_up(folder: SplitFolder, number: int) -> bool:
+    recorded = folder.read_returned(number)[0]
+    try:
+        return recorded > 0 and recorded >= read_facts(folder.ready_path(number)).num_rows
+    except (FileNotFoundError, DamagedFile):
+        return False

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchwright.base.memory import BlockPool
-from batchwright.queue.batch_file import FileFacts, pooled, read_batches
+from batchwright.queue.batch_file import FileFacts, FileShape, pooled, read_batches
 
 __all__ = ["Arrays", "BatchFileReader", "FileShape", "LoadedFile", "Position", "joined"]
 
@@ -36,13 +36,6 @@ class Position(NamedTuple):
     row: int
 
 
-class FileShape(NamedTuple):
-    """The cut of the rows of a file into batches. A state counts in these batches."""
-
-    batch_size: int
-    num_batches: int
-
-
 @dataclass(frozen=True, slots=True)
 class LoadedFile:
     """A file in memory, with every checksum verified."""
@@ -53,10 +46,6 @@ class LoadedFile:
     @property
     def num_rows(self) -> int:
         return self.facts.num_rows
-
-    @property
-    def shape(self) -> FileShape:
-        return FileShape(self.facts.batch_size, self.facts.num_batches)
 
     def rows(self, start: int, stop: int) -> Arrays:
         return [column[start:stop] for column in self.columns]
@@ -110,16 +99,12 @@ class BatchFileReader:
             file.close()
             return
         ahead = _Ahead(identity)
-        self._in_thread(partial(self._fill, ahead, file))
+        self.do_later(partial(self._fill, ahead, file))
         self._ahead = ahead
 
     @property
     def is_ahead(self) -> bool:
         return self._ahead is not None
-
-    def do_later(self, work: Callable[[], None]) -> None:
-        """Do something in the thread: to delete a large file takes milliseconds. What it raises is lost."""
-        self._in_thread(work)
 
     def finish(self) -> None:
         """Wait until all pending work is done."""
@@ -128,11 +113,6 @@ class BatchFileReader:
             self._tasks.put(partial(done.put, None))
             with contextlib.suppress(Empty):  # if threads have ended already, with the interpreter
                 done.get(timeout=_MOST_SECONDS_TO_FINISH)
-
-    def close(self) -> None:
-        """End the thread, after its pending work. The reader can be used again."""
-        self.finish()
-        self.end()
 
     def end(self) -> None:
         """End the thread, and do not wait for it."""
@@ -143,7 +123,8 @@ class BatchFileReader:
     def __del__(self) -> None:
         self.end()
 
-    def _in_thread(self, work: Callable[[], None]) -> None:
+    def do_later(self, work: Callable[[], None]) -> None:
+        """Do something in the thread: to delete a large file takes milliseconds. What it raises is lost."""
         if self._tasks is None:
             tasks: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
             threading.Thread(target=_work, args=(tasks,), name="batchwright-queue", daemon=True).start()

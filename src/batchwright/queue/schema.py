@@ -21,13 +21,8 @@ from batchwright.base.words import shortened
 
 __all__ = ["DTYPES", "BatchField", "checked", "fields_of", "is_pair"]
 
-DTYPES: dict[str, np.dtype] = {
-    name: np.dtype(name)
-    for name in (
-        *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
-        *("float16", "float32", "float64"),
-    )
-}
+_DTYPES = "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64"
+DTYPES: dict[str, np.dtype] = {name: np.dtype(name) for name in _DTYPES.split()}
 """The types that all frameworks have, and that a file can hold as in memory."""
 _MOST_DIMENSIONS = 16
 _MOST_BYTES_PER_ROW = 1 << 40
@@ -74,18 +69,17 @@ def fields_of(meta: Mapping[str, Any]) -> tuple[BatchField, ...]:
         BatchField(entry["name"], DTYPES[entry["dtype"]], tuple(map(int, entry["shape"])), entry.get("role"))
         for entry in meta["batch_schema"]
     ]
-    for field in fields:
-        if field.row_bytes > _MOST_BYTES_PER_ROW:
-            raise _wrong_schema(
-                [f"field {field.name!r}: shape {list(field.shape)} is {field.row_bytes:,} bytes per row"]
-            )
+    problems = [
+        f"field {field.name!r}: shape {list(field.shape)} is {field.row_bytes:,} bytes per row"
+        for field in fields
+        if field.row_bytes > _MOST_BYTES_PER_ROW
+    ]
+    if problems:
+        raise _wrong_schema(problems)
     return tuple(fields)
 
 
-def _schema_problems(meta: Any) -> Iterator[str]:
-    if not isinstance(meta, Mapping):
-        yield f"build_meta() must return a dict, not {_kind(meta)}"
-        return
+def _schema_problems(meta: Mapping[str, Any]) -> Iterator[str]:
     schema = meta.get("batch_schema", ())
     if "batch_schema" not in meta:
         yield "'batch_schema' is missing"
@@ -137,26 +131,16 @@ def _is_shape(shape: Any) -> bool:
     return all(isinstance(size, int | np.integer) and not isinstance(size, bool) and size >= 1 for size in shape)
 
 
-def _is_dtype(dtype: Any) -> bool:
-    return isinstance(dtype, str) and dtype in DTYPES
-
-
-def _is_role(role: Any) -> bool:
-    return role is None or isinstance(role, str)
-
-
 _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "name": (_is_name, "a word that can be printed"),
-    "dtype": (_is_dtype, f"one of {', '.join(DTYPES)}"),
+    "dtype": (lambda dtype: isinstance(dtype, str) and dtype in DTYPES, f"one of {', '.join(DTYPES)}"),
     "shape": (_is_shape, f"a list of at most {_MOST_DIMENSIONS} sizes of at least 1, without the batch size"),
-    "role": (_is_role, "text"),
+    "role": (lambda role: isinstance(role, str | None), "text"),
 }
 
 
 def _kind(value: Any) -> str:
-    if value is None:
-        return "None"
-    return type(value).__name__
+    return type(value).__name__.replace("NoneType", "None")
 
 
 # A batch
@@ -165,7 +149,7 @@ def _kind(value: Any) -> str:
 def checked(batch: Any, fields: tuple[BatchField, ...], batch_size: int, *, where: str) -> list[NDArray[Any]]:
     """The batch's arrays in the order of the fields: native, C-contiguous, over the given memory if possible.
 
-    A dict (or an Arrow RecordBatch or Table) of NumPy arrays, torch tensors, or Arrow arrays: numbers for shape [],
+    A dict of NumPy arrays, torch tensors, or Arrow arrays: numbers for shape [],
     lists of one length or fixed shape tensors for others. `where` names the batch for the SampleError.
     """
     if type(batch) is dict and len(batch) == len(fields):  # a good batch takes a few microseconds
@@ -201,16 +185,18 @@ def _tensor_to_numpy(value: Any) -> NDArray[Any] | None:
 
 def _looked_at(batch: Any, fields: tuple[BatchField, ...], batch_size: int, where: str) -> list[NDArray[Any]]:
     """Check a batch that the fast check of `checked` does not pass. Each field is brought into form, or refused."""
-    given = _columns(batch, where)
+    if not isinstance(batch, Mapping):
+        remedy = 'return {"x": ..., "y": ...}: one array per field of batch_schema'
+        raise SampleError(f"sample_batch must return a dict of arrays, not {_kind(batch)}", batch=where, remedy=remedy)
     names = [field.name for field in fields]
     problems: dict[str, str] = {}
     arrays = []
     for field in fields:
         try:
-            arrays.append(_fitting(given, field, batch_size))
+            arrays.append(_fitting(batch, field, batch_size))
         except _Unfit as problem:
             problems[field.name] = f"field {field.name!r} {problem}"
-    for name in given:
+    for name in batch:
         if name not in names:
             problems[str(name)] = f"field {name!r} is not in the schema, which has {', '.join(names)}"
     if problems:
@@ -223,20 +209,6 @@ def _looked_at(batch: Any, fields: tuple[BatchField, ...], batch_size: int, wher
             remedy="return from sample_batch what batch_schema says, or change batch_schema in build_meta",
         )
     return arrays
-
-
-def _columns(batch: Any, where: str) -> Mapping[Any, Any]:
-    if isinstance(batch, Mapping):
-        return batch
-    headline = f"sample_batch must return a dict of arrays, not {_kind(batch)}"
-    pa = sys.modules.get("pyarrow")
-    if pa is not None and isinstance(batch, pa.RecordBatch | pa.Table):
-        names = batch.schema.names
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if not twice:
-            return dict(zip(names, batch.columns, strict=True))
-        headline = f"column {twice[0]!r} of the batch is there {names.count(twice[0])} times"
-    raise SampleError(headline, batch=where, remedy='return {"x": ..., "y": ...}: one array per field of batch_schema')
 
 
 class _Unfit(Exception):

@@ -1,4 +1,4 @@
-"""The settings of every provider, and their allowed values."""
+"""The settings of every provider, and the checks of their values."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from batchwright.base.checks import at_least
 from batchwright.base.errors import SpecError
 from batchwright.base.words import shortened
 
-__all__ = ["SETTINGS", "checked_setting", "count", "is_seconds"]
+__all__ = ["SETTINGS", "checked_setting", "count", "is_seconds", "wrong"]
 
 _SMALLEST = {
     "batch_size": 1,
@@ -27,7 +27,7 @@ SETTINGS = (*_SMALLEST, *_FLAGS, "sleep_seconds", "rng_framework")
 def count(name: str, value: Any, smallest: int = 1) -> int:
     """A whole number of at least `smallest`. True is none."""
     if isinstance(value, bool):
-        raise _wrong(name, value, "a whole number", str(max(smallest, 1)))
+        raise wrong(name, value, "a whole number", str(max(smallest, 1)))
     return at_least(smallest, **{name: value})
 
 
@@ -42,11 +42,11 @@ def checked_setting(name: str, value: Any) -> Any:
     if name in _SMALLEST:
         return count(name, value, _SMALLEST[name])
     if name in _FLAGS and not isinstance(value, bool):
-        raise _wrong(name, value, "True or False", str(bool(value)))
+        raise wrong(name, value, "True or False", str(bool(value)))
     if name == "sleep_seconds" and not is_seconds(value):
-        raise _wrong(name, value, "a number of seconds above 0", "2.0")
+        raise wrong(name, value, "a number of seconds above 0", "2.0")
     if name == "rng_framework" and value not in ("numpy", "torch"):
-        raise _wrong(name, value, "'numpy' or 'torch'", "'numpy'")
+        raise wrong(name, value, "'numpy' or 'torch'", "'numpy'")
     return value
 
 
@@ -54,5 +54,5 @@ def is_seconds(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < float("inf")
 
 
-def _wrong(name: str, value: Any, allowed: str, example: str) -> SpecError:
+def wrong(name: str, value: Any, allowed: str, example: str) -> SpecError:
     return SpecError(f"{name} must be {allowed}, got {shortened(value)}", parameter=name, remedy=f"{name}={example}")

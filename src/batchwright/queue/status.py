@@ -8,7 +8,6 @@ import os
 import shlex
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +16,13 @@ import msgspec
 from batchwright.base.checks import local_path
 from batchwright.base.errors import MissingQueueError, QueueError
 from batchwright.base.machine import boot_id
-from batchwright.queue.batch_file import DamagedFile, FileFacts, read_facts
+from batchwright.queue.batch_file import DamagedFile, read_facts
 from batchwright.queue.claims import read_rows
-from batchwright.queue.file_names import EXTENSION
-from batchwright.queue.folder import Listing, QueueFolder, SplitFolder
+from batchwright.queue.folder import EXTENSION, Listing, QueueFolder, SplitFolder
 from batchwright.queue.members import Activity, Liveness, MemberFacts, read_failures
 from batchwright.queue.meta import Meta, read_meta
 
-__all__ = ["find_queue", "names_of_splits", "production_rate", "queue_status"]
+__all__ = ["find_queue", "listing_of", "names_of_splits", "production_rate", "queue_status"]
 
 _BEAT_IS_DUE_SECONDS = 3.0
 """A living member has incremented its counter in this time, or, with a short lease, in half of that."""
@@ -111,32 +109,8 @@ def queue_status(path: str | os.PathLike[str], look_seconds: float = 0.3) -> Sta
 # Splits
 
 
-@dataclass(frozen=True, slots=True)
-class _File:
-    """A file of batches, as its header and the file system have it."""
-
-    number: int | None
-    """None: of the kept batches."""
-    path: Path
-    num_bytes: int
-    made_at: float
-    facts: FileFacts | None
-    damage: str | None
-
-    def status(self, **more: Any) -> Status:
-        return {
-            "number": self.number,
-            "num_bytes": self.num_bytes,
-            "num_batches": self.facts and self.facts.num_batches,
-            "num_rows": self.facts and self.facts.num_rows,
-            "age_seconds": _seconds_since(self.made_at),
-            "damage": self.damage,
-            **more,
-        }
-
-
-def _look_at(number: int | None, path: Path) -> _File | None:
-    """None if it was removed meanwhile."""
+def _look_at(number: int | None, path: Path) -> Status | None:
+    """A file of batches, as its header and the file system have it. None if it was removed meanwhile."""
     facts, damage = None, None
     try:
         status = path.stat()
@@ -147,10 +121,17 @@ def _look_at(number: int | None, path: Path) -> _File | None:
         damage = error.reason
     except PermissionError as error:
         damage = f"it may not be read: {error.strerror}"
-    return _File(number, path, status.st_size, status.st_mtime, facts, damage)
+    return {
+        "number": number,
+        "num_bytes": status.st_size,
+        "num_batches": facts and facts.num_batches,
+        "num_rows": facts and facts.num_rows,
+        "age_seconds": _seconds_since(status.st_mtime),
+        "damage": damage,
+    }
 
 
-def _listing(split: SplitFolder) -> Listing:
+def listing_of(split: SplitFolder) -> Listing:
     try:
         return split.listing()
     except FileNotFoundError as error:
@@ -163,24 +144,22 @@ def _listing(split: SplitFolder) -> Listing:
 
 
 def _split(split: SplitFolder, members: Mapping[str, Status], meta: Meta | None) -> Status:
-    there = _listing(split)
+    there = listing_of(split)
     waiting = {number: split.ready_path(number) for number in there.ready if number not in there.claimed}
-    ready = list(filter(None, (_look_at(number, path) for number, path in waiting.items())))
-    made = [(file.number or 0, file.made_at) for file in ready]
+    ready = [file for number, path in waiting.items() if (file := _look_at(number, path))]
     claimed = []
     for number, consumer in there.claimed.items():
-        if file := _look_at(number, split.claimed_path(number, consumer)):
-            claimed.append(file.status(**_rows(read_rows(file.path)), by=_by(consumer, members)))
-            made.append((number, file.made_at))
-    kept = _look_at(None, split.kept_path)
+        path = split.claimed_path(number, consumer)
+        if file := _look_at(number, path):
+            claimed.append({**file, **_rows(read_rows(path)), "by": _by(consumer, members)})
     making = [*((None, maker) for maker in split.makers_of_kept()), *sorted(there.making.items())]
     return {
         "next": there.next,
         "taken": there.taken,
         "is_kept": split.name == "val" and meta is not None and bool(meta.val_batches),
-        "kept": kept and kept.status(),
+        "kept": _look_at(None, split.kept_path),
         "backlog": len(ready),
-        "ready": [file.status() for file in ready],
+        "ready": ready,
         "claimed": claimed,
         "making": [_making(split, number, maker, members) for number, maker in making],
         "returned": [{"number": number, **_rows(split.read_returned(number))} for number in there.returned],
@@ -189,8 +168,8 @@ def _split(split: SplitFolder, members: Mapping[str, Status], meta: Meta | None)
             {"rank": rank, "world_size": world_size, **progress.recorded._asdict()}
             for rank, world_size, progress in split.records.all()
         ],
-        "files_per_second": production_rate(made),
-        "oldest_seconds": max((_seconds_since(file.made_at) for file in ready), default=None),
+        "files_per_second": production_rate([(file["number"], -file["age_seconds"]) for file in (*ready, *claimed)]),
+        "oldest_seconds": max((file["age_seconds"] for file in ready), default=None),
     }
 
 
@@ -232,7 +211,7 @@ def production_rate(made: list[tuple[int, float]]) -> float | None:
 
 def _rows_read(split: SplitFolder) -> tuple[int, int] | None:
     """(rows of all files that were handed out, rows of a file); None if no file is claimed."""
-    there = _listing(split)
+    there = listing_of(split)
     missing, rows_of_file = 0, 0
     for number, consumer in there.claimed.items():
         path = split.claimed_path(number, consumer)
@@ -300,9 +279,9 @@ def _member(
         "is_here": is_here,
         "state": state,
         "doing": activity.what,
-        "split": activity.split or None,
-        "number": activity.number if activity.number >= 0 else None,
-        "doing_seconds": _seconds_since(activity.since) if activity.since else None,
+        "split": activity.split,
+        "number": activity.number,
+        "doing_seconds": activity.since and _seconds_since(activity.since),
         "silent_seconds": silent_seconds,
         "age_seconds": _seconds_since(facts.started),
         "rank": facts.rank,
@@ -320,27 +299,19 @@ def _by(member_id: str, members: Mapping[str, Status]) -> Status:
 
 
 def _failures(queue: QueueFolder) -> list[Status]:
-    found = []
-    for failure in read_failures(queue.who):
-        status = msgspec.structs.asdict(failure)
-        seconds = _seconds_since(status.pop("at"))
-        found.append({**status, "headline": failure.headline, "age_seconds": seconds})
-    return found
-
-
-# Quarantine
+    return [
+        {**msgspec.structs.asdict(failure), "headline": failure.headline, "age_seconds": _seconds_since(failure.at)}
+        for failure in read_failures(queue.who)
+    ]
 
 
 def _quarantine(queue: QueueFolder) -> list[Status]:
     found = []
     for path in sorted(queue.quarantine.glob(f"*{EXTENSION}")):
-        split, _, digits = path.name.partition(".")[0].rpartition("-")
-        number, reason = None, None
-        if digits.isdecimal():
-            number = int(digits)
+        report: Status = {"split": None, "number": None, "reason": None}
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-            reason = str(json.loads(path.with_suffix(".json").read_bytes())["reason"])
+            written = json.loads(path.with_suffix(".json").read_bytes())
+            report = {name: written[name] for name in report}
         with contextlib.suppress(OSError):
-            facts = {"file": path.name, "split": split, "number": number}
-            found.append({**facts, "num_bytes": path.stat().st_size, "reason": reason})
+            found.append({"file": path.name, "num_bytes": path.stat().st_size, **report})
     return found

@@ -1,59 +1,114 @@
-"""The common part of the streams of a split: their interface, their counts, and reading a file of the split."""
+"""The common part of the streams of a split: their interface and counts, waiting for a file, and reading it."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from numpy.typing import NDArray
 
-from batchwright.base.errors import PlanError, QueueError
+from batchwright.base.errors import NotReadyError, PlanError, QueueError, SpecError
+from batchwright.base.machine import FolderWatch
 from batchwright.queue.batch_file import DamagedFile, read_facts
-from batchwright.queue.claims import Claim
-from batchwright.queue.file_names import EXTENSION, digits_of, file_in_words
-from batchwright.queue.folder import SplitFolder
-from batchwright.queue.quarantine import quarantine
+from batchwright.queue.claims import Claim, quarantine
+from batchwright.queue.folder import EXTENSION, SplitFolder, digits_of
+from batchwright.queue.members import Activity, Membership
+from batchwright.queue.messages import deleted, file_in_words, purge_command
 from batchwright.queue.reading import Arrays, BatchFileReader, FileShape, LoadedFile, Position
-from batchwright.queue.system_errors import purge_command
-from batchwright.queue.waiting import Waiter
 
-__all__ = ["BatchStream", "SplitReader", "StreamCounts", "check_shape", "replace_older"]
+__all__ = ["BatchStream", "RecordedStream", "SplitReader", "StreamCounts", "Waiter", "check_shape", "closed"]
+
+T = TypeVar("T")
+
+_LONGEST_LOOK_SECONDS = 0.5
+"""The interval between checks for dead processes. The death of a process wakes no waiter."""
+_AFTER_A_FAILURE = "mend it, and start the provider again with --accept-change; this consumer then goes on"
 
 
-class BatchStream(Protocol):
-    """The rows of a split, for one consumer."""
+class Waiter:
+    """The waits of one split, and how long they took in all."""
 
-    counts: StreamCounts
+    def __init__(self, folder: SplitFolder, timeout_seconds: float) -> None:
+        self.folder = folder
+        self.timeout_seconds = timeout_seconds
+        self.seconds: float = 0.0
+        self.longest_seconds: float = 0.0
+        self.is_stopped: bool = False
+        self._watch: FolderWatch | None = None
 
-    def peek(self, num_rows: int | None) -> tuple[Arrays, Any]:
-        """The next rows, with the argument for `move`. None: as many as the provider put into a batch."""
+    def stop(self) -> None:
+        """End a wait in another thread, or in the call that a signal handler interrupted."""
+        self.is_stopped = True
+        if self._watch is not None:
+            self._watch.wake()
 
-    def move(self, taken: Any) -> None:
-        """The rows that `peek` gave are handed out."""
+    def until(self, look: Callable[[], T | int], what: str | None = None) -> T:
+        """Wait until `look` finds a value, and return it. While it gives a number, that file is awaited, or `what`."""
+        found = look()
+        if not isinstance(found, int):
+            return found
+        began, queue = time.monotonic(), self.folder.queue
+        watch = self._watch
+        if watch is None:
+            watch = self._watch = FolderWatch(self.folder.path, queue.who)
+        try:
+            while True:
+                found = look()
+                if not isinstance(found, int):
+                    return found
+                if self.is_stopped:
+                    raise closed("this consumer was closed while it waited")
+                self.folder.liveness.raise_failure(_AFTER_A_FAILURE)
+                if not queue.path.is_dir():
+                    raise deleted(queue.path)
+                left = self.timeout_seconds - (time.monotonic() - began)
+                if left <= 0:
+                    raise self._late(what or file_in_words(self.folder.name, found))
+                watch.wait(min(left, _LONGEST_LOOK_SECONDS))
+        finally:
+            passed = time.monotonic() - began
+            self.seconds += passed
+            self.longest_seconds = max(self.longest_seconds, passed)
 
-    def record(self) -> None:
-        """All rows that were handed out are used: they do not come again."""
+    def close(self) -> None:
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.close()
 
-    def position(self) -> tuple[Position, FileShape | None] | None:
-        """The place of the next row, and the cut of its file, if known. None if there is no position to keep."""
+    def _late(self, what: str) -> NotReadyError:
+        liveness = self.folder.liveness
+        members = [(facts, activity) for facts, activity in liveness.members("provider") if liveness.is_alive(facts.id)]
+        remedy = "timeout_seconds= waits longer"
+        if not members:
+            remedy = "batchwright prepare CONFIG, with the same config, in another terminal"
+        return NotReadyError(
+            f"{what} was not there after {self.timeout_seconds:g} s",
+            folder=self.folder.queue.path,
+            providers="\n".join(f"{facts.name}: {_in_words(activity)}" for facts, activity in members)
+            or "none is running",
+            remedy=remedy,
+        )
 
-    def seek(self, position: Position, shape: FileShape | None, *, can_be_made_again: bool) -> None:
-        """Go on at a place of files that are cut like this."""
 
-    def release(self, *, record: bool) -> None:
-        """Give all files back. Rows that are not recorded are left to others."""
+def _in_words(activity: Activity) -> str:
+    if activity.since is None:
+        return "is there"
+    said = activity.what
+    if activity.number is not None:
+        said += f" {activity.split} file {activity.number}"
+    clock = time.strftime("%H:%M:%S", time.localtime(activity.since))
+    return f"{said}, since {clock} ({max(time.time() - activity.since, 0):.0f} s ago)"
 
-    def drop(self) -> None:
-        """Close everything, without giving files back. Others find that their holder is gone."""
 
-    def forget_lost_files(self) -> None:
-        """After a time in which this process seemed dead: others may have its files."""
+def closed(what: str) -> SpecError:
+    return SpecError(what, parameter="consumer", remedy="DatasetConsumer(...) opens the queue again")
 
 
 @dataclass
@@ -68,6 +123,44 @@ class StreamCounts:
     quarantined_files: int = 0
     lost_claims: int = 0
     """Files that were given to others, because this process seemed dead."""
+
+
+class BatchStream(Protocol):
+    """The rows of a split, for one consumer. A stream overrides what it needs."""
+
+    counts: StreamCounts
+    waiter: Waiter | None = None
+
+    def peek(self, num_rows: int | None) -> tuple[Arrays, Any]:
+        """The next rows, with the argument for `move`. None: as many as the provider put into a batch."""
+
+    def move(self, taken: Any) -> None:
+        """The rows that `peek` gave are handed out."""
+
+    def begin_again(self) -> None:
+        """The next evaluation begins, with the first of the kept batches."""
+        return
+
+    def record(self) -> None:
+        """All rows that were handed out are used: they do not come again."""
+        return
+
+    def position(self) -> tuple[Position, FileShape | None] | None:
+        """The place of the next row, and the cut of its file, if known. None if there is no position to keep."""
+
+    def seek(self, position: Position, shape: FileShape | None, *, can_be_made_again: bool) -> None:
+        """Go on at a place of files that are cut like this."""
+
+    def release(self, *, record: bool) -> None:
+        """Give all files back. Rows that are not recorded are left to others."""
+        self.drop()
+
+    def drop(self) -> None:
+        """Close everything, without giving files back. Others find that their holder is gone."""
+
+    def forget_lost_files(self) -> None:
+        """After a time in which this process seemed dead: others may have its files."""
+        return
 
 
 class SplitReader:
@@ -101,16 +194,15 @@ class SplitReader:
     def _check_identity(self, file: LoadedFile, number: int | None) -> None:
         """Check that a file matches its name, and the queue that this consumer was opened on."""
         facts, folder = file.facts, self.folder
-        name = file_in_words(folder.name, number)
-        if (facts.split, facts.number) != (folder.name, number or 0):
-            reason = f"it is {facts.split} file {facts.number}, under the name of {name}"
+        reason = facts.under_another_name(folder.name, number)
+        if reason is not None:
             raise DamagedFile(f"a file of {folder.path} is another: {reason}", file=folder.path, reason=reason)
         if facts.stamp != self.fingerprint:
+            name, purge = file_in_words(folder.name, number), purge_command(folder.queue.path)
             raise QueueError(
                 f"{name} was made by another provider than the queue that this consumer opened",
                 folder=folder.queue.path,
-                remedy="a new DatasetConsumer reads the new queue; to throw old files away:\n"
-                f"{purge_command(folder.queue.path)}",
+                remedy=f"a new DatasetConsumer reads the new queue; to throw old files away:\n{purge}",
             )
 
     def shape_at(self, place: Position) -> FileShape | None:
@@ -120,8 +212,7 @@ class SplitReader:
         claimed = self.folder.claimed.glob(f"{digits_of(place.file)}.*{EXTENSION}")
         for path in (self.folder.ready_path(place.file), *claimed):
             with contextlib.suppress(OSError, DamagedFile):
-                facts = read_facts(path)
-                return FileShape(facts.batch_size, facts.num_batches)
+                return read_facts(path).shape
         return None
 
     def delete_files_cut_otherwise(self, shape: FileShape) -> None:
@@ -129,8 +220,7 @@ class SplitReader:
         now."""
         for number in self.folder.listing().ready:
             with contextlib.suppress(DamagedFile, FileNotFoundError):
-                facts = read_facts(self.folder.ready_path(number))
-                if (facts.batch_size, facts.num_batches) != shape:
+                if read_facts(self.folder.ready_path(number)).shape != shape:
                     self.folder.ready_path(number).unlink()
 
 
@@ -150,36 +240,41 @@ def check_shape(of_state: FileShape | None, of_file: FileShape, file: str) -> No
     )
 
 
-# One reader of a split in a process
+class RecordedStream(BatchStream):
+    """A stream of numbered files whose progress is recorded in the folder. A process has one of a split and rank."""
+
+    def __init__(self, source: SplitReader, membership: Membership, rank: int | None, *, at_once: bool) -> None:
+        """`at_once`: rows are recorded as used at the request for the next ones; otherwise only by `record`."""
+        self.source = source
+        self.folder = source.folder
+        self.reader = source.reader
+        self.counts: StreamCounts = source.counts
+        self.waiter = source.waiter
+        self.membership = membership
+        self.rank = rank
+        self.at_once = at_once
+        self.is_replaced = False
+        self._member_number = membership.number
+
+    def _replace_older(self) -> None:
+        """Replace an older stream of the same process, which ends. A notebook cell may run twice."""
+        if self.is_replaced:
+            raise QueueError(
+                "a newer DatasetConsumer of this process reads this queue",
+                folder=self.folder.queue.path,
+                split=self.folder.name,
+                remedy="use that one; several readers are several processes, or have rank= and world_size=",
+            )
+        key = (self.folder.identity, self.rank, os.getpid())
+        if _readers.get(key) is self:
+            return
+        with _readers_lock:
+            before = _readers.get(key)
+            _readers[key] = self
+        if before is not None and before is not self:
+            before.is_replaced = True
+            before.release(record=False)
 
 
-class _Replaceable(Protocol):
-    folder: SplitFolder
-    rank: int | None
-    is_replaced: bool
-
-    def release(self, *, record: bool) -> None: ...
-
-
-_readers: weakref.WeakValueDictionary[tuple[str, int | None, int], _Replaceable] = weakref.WeakValueDictionary()
+_readers: weakref.WeakValueDictionary[tuple[str, int | None, int], RecordedStream] = weakref.WeakValueDictionary()
 _readers_lock = threading.Lock()
-
-
-def replace_older(stream: _Replaceable) -> None:
-    """Let a stream replace an older one of the same process, which ends. A notebook cell may run twice."""
-    if stream.is_replaced:
-        raise QueueError(
-            "a newer DatasetConsumer of this process reads this queue",
-            folder=stream.folder.queue.path,
-            split=stream.folder.name,
-            remedy="use that one; several readers are several processes, or have rank= and world_size=",
-        )
-    key = (stream.folder.identity, stream.rank, os.getpid())
-    if _readers.get(key) is stream:
-        return
-    with _readers_lock:
-        before = _readers.get(key)
-        _readers[key] = stream
-    if before is not None and before is not stream:
-        before.is_replaced = True
-        before.release(record=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Iterator
@@ -11,13 +12,12 @@ from pathlib import Path
 from batchwright.base.errors import QueueError, SpecError
 from batchwright.base.memory import BlockPool
 from batchwright.queue.batch_file import DamagedFile, FileFacts, pooled, read_batches
-from batchwright.queue.file_names import file_in_words, number_and_member, number_of
+from batchwright.queue.claims import quarantine as quarantine_file
 from batchwright.queue.folder import QueueFolder, SplitFolder
 from batchwright.queue.members import Liveness
 from batchwright.queue.meta import Meta, read_meta
-from batchwright.queue.quarantine import quarantine as quarantine_file
 from batchwright.queue.schema import BatchField, fields_of
-from batchwright.queue.status import find_queue, names_of_splits
+from batchwright.queue.status import find_queue, listing_of, names_of_splits
 
 __all__ = ["FileDamage", "Verified", "verify_queue"]
 
@@ -93,38 +93,29 @@ def _meta_of(queue: QueueFolder, found: Verified) -> tuple[Meta | None, tuple[Ba
 
 def _check_counters(split: SplitFolder, found: Verified) -> None:
     for file in (split.path / "next", split.control / "taken"):
-        try:
-            text = file.read_text().strip()
-        except FileNotFoundError:
-            continue
-        except UnicodeDecodeError:
-            text = ""
-        if not re.fullmatch(r"[0-9]+", text):
-            found.damaged.append(FileDamage(file, "it does not hold a number"))
+        with contextlib.suppress(FileNotFoundError):
+            if not re.fullmatch(rb"[0-9]+\s*", file.read_bytes()):
+                found.damaged.append(FileDamage(file, "it does not hold a number"))
 
 
 def _files_of(split: SplitFolder) -> Iterator[tuple[int | None, Path, bool]]:
     """Yield (number, file, whether a consumer has it) of a split's files. The number of the kept batches is None."""
+    there = listing_of(split)
     if split.kept_path.exists():
         yield None, split.kept_path, False
-    for file in sorted(split.path.glob("*")):
-        number = number_of(file.name)
-        if number is not None:
-            yield number, file, False
-    for file in sorted(split.claimed.glob("*")):
-        claimed = number_and_member(file.name)
-        if claimed is not None:
-            yield claimed[0], file, True
+    for number in there.ready:
+        yield number, split.ready_path(number), False
+    for number, consumer in sorted(there.claimed.items()):
+        yield number, split.claimed_path(number, consumer), True
 
 
 def _mismatch(
     facts: FileFacts, split: str, number: int | None, meta: Meta | None, fields: tuple[BatchField, ...] | None
 ) -> str | None:
     """The reason why an undamaged file does not belong in its place."""
-    if (facts.split, facts.number) != (split, number or 0):
-        return f"it is {facts.split} file {facts.number}, under the name of {file_in_words(split, number)}"
-    if meta is None:
-        return None
+    reason = facts.under_another_name(split, number)
+    if reason is not None or meta is None:
+        return reason
     if facts.stamp != meta.fingerprint:
         return f"it was made from something else than meta.json says ({facts.stamp}, not {meta.fingerprint})"
     if facts.fields != fields:

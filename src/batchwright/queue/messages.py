@@ -1,4 +1,4 @@
-"""Errors of the operating system as errors of a queue, with their meaning for it and a remedy."""
+"""The messages of a queue: its files in words, and errors of the operating system with their meaning for it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from batchwright.base.errors import BatchwrightError, OutOfSpaceError, QueueError
 
-__all__ = ["clear_errors", "deleted", "is_out_of_space", "purge_command"]
+__all__ = ["clear_errors", "deleted", "file_in_words", "is_out_of_space", "purge_command"]
 
 
 def is_out_of_space(error: OSError) -> bool:
@@ -54,6 +54,13 @@ def _in_words(error: OSError, queue: Path) -> BatchwrightError | None:
     else:
         return None
     return QueueError(f"{what}: {error.strerror}", folder=queue, file=error.filename, remedy=remedy)
+
+
+def file_in_words(split: str, number: int | None) -> str:
+    """A file, as a message names it. Kept batches have no number."""
+    if number is None:
+        return f"kept {split} batches"
+    return f"{split} file {number}"
 
 
 def purge_command(queue: Path) -> str:
