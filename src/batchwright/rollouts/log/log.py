@@ -17,15 +17,20 @@ from batchwright.base.checks import at_least, local_path, one_of, whole_number
 from batchwright.base.errors import RowIndexError, SpecError, StoreError
 from batchwright.base.words import counted
 from batchwright.rollouts.log import ledger as rules
-from batchwright.rollouts.log.answers import Answers, read_answer
 from batchwright.rollouts.log.folder import LogFolder
 from batchwright.rollouts.log.groups import Group, checked_group, prompt_group
-from batchwright.rollouts.log.leases import Leases
+from batchwright.rollouts.log.jobs import Jobs, PromptJob, read_answer
 from batchwright.rollouts.log.ledger import Ledger
-from batchwright.rollouts.log.prompts import PromptJob, read_prompts, rows_of
-from batchwright.rollouts.log.rounds import Rounds, rounds_of
+from batchwright.rollouts.log.prompts import read_prompts
 from batchwright.rollouts.log.shared_ledger import SharedLedger
-from batchwright.rollouts.log.stream_settings import first_event, given_settings, refuse_other_stream
+from batchwright.rollouts.log.stream import (
+    Rounds,
+    first_event,
+    given_settings,
+    refuse_other_stream,
+    rounds_of,
+    rows_of,
+)
 from batchwright.typing import Data
 
 __all__ = ["RolloutLog"]
@@ -114,16 +119,22 @@ class RolloutLog:
                     )
                 self._shared.create(first_event(self._prompts, given))
             with self._shared.reading() as ledger:
-                self._begin = ledger.first_event
-            refuse_other_stream(self._begin, given, self._prompts, self.path)
+                begin = self._begin = ledger.first_event
+            refuse_other_stream(begin, given, self._prompts, self.path)
         except BaseException:
             self._shared.close()
             raise
-        self._rounds: Rounds = rounds_of(self._begin)
-        self._answers = Answers(self._shared, self._begin.group_size)
-        self._leases = Leases(
+        self.num_prompts: int = begin.num_prompts
+        """The number of prompts of one epoch."""
+        self.group_size: int = begin.group_size
+        self.epochs: int | None = begin.epochs
+        self.seed: int = begin.seed
+        self.samples_per_insert: int = begin.samples_per_insert
+        self.round_groups: int | None = begin.round_groups
+        self._rounds: Rounds = rounds_of(begin)
+        self._jobs = Jobs(
             shared=self._shared,
-            begin=self._begin,
+            begin=begin,
             lease_seconds=self.lease_seconds,
             max_attempts=self.max_attempts,
             on_stuck=self.on_stuck,
@@ -165,7 +176,7 @@ class RolloutLog:
             )
         for _ in _attempts(_seconds(timeout=timeout, smallest=0.0)):
             with self._shared.reading() as ledger:
-                jobs = self._leases.issue(ledger, wanted, self._prompts)
+                jobs = self._jobs.issue(ledger, wanted, self._prompts)
                 if jobs or rules.is_over(self._shared.ledger):
                     return jobs
         return []
@@ -197,7 +208,7 @@ class RolloutLog:
             asked["prompt"],
             responses,
             rewards,
-            group_size=self._begin.group_size,
+            group_size=self.group_size,
             ordinal=job.ordinal,
             vocab_size=self.vocab_size,
             policy_version=policy_version,
@@ -207,34 +218,32 @@ class RolloutLog:
             ref_log_probs=ref_log_probs,
             values=values,
         )
-        counts = self._answers.write(job, group)
-        self._leases.forget(job)
-        return counts
+        return self._jobs.answer(job, group)
 
     def heartbeat(self, jobs: Iterable[PromptJob] | None = None) -> list[PromptJob]:
         """Renew the leases of `jobs`, or of all jobs of this object. Returns those that are still wanted.
 
         Cheap to call often: a renewal is written when a quarter of a lease has passed.
         """
-        if jobs is None:
-            return self._leases.renew(None)
-        return self._leases.renew([self._checked(job) for job in jobs])
+        if jobs is not None:
+            jobs = [self._checked(job) for job in jobs]
+        return self._jobs.renew(jobs)
 
     def give_back(self, job: PromptJob, reason: str = "") -> None:
         """End the lease of `job` now, on record with a `reason`: the prompt is issued again. Nothing happens if it
         ended already."""
-        self._leases.give_back(self._checked(job), reason)
+        self._jobs.give_back(self._checked(job), reason)
 
     def drop(self, ordinal: int, reason: str = "") -> None:
         """Leave the prompt `ordinal` out, on record with a `reason`: it is not issued again, and a waiting answer to it
         is not used."""
-        self._leases.drop(whole_number(ordinal=ordinal), reason)
+        self._jobs.drop(whole_number(ordinal=ordinal), reason)
 
     def _checked(self, job: Any) -> PromptJob:
         if isinstance(job, PromptJob) and job.log_id == self.fingerprint:
             return job
-        what = "a job of another log" if isinstance(job, PromptJob) else f"a {type(job).__name__}, and not a job"
-        raise SpecError(f"this is {what}", parameter="job", remedy="a job that next_prompts of this log returned")
+        what = f"this is a {type(job).__name__}, and not a job of this log"
+        raise SpecError(what, parameter="job", remedy="a job that next_prompts of this log returned")
 
     # Trainers
 
@@ -375,39 +384,9 @@ class RolloutLog:
             return rules.is_over(ledger)
 
     @property
-    def group_size(self) -> int:
-        return self._begin.group_size
-
-    @property
-    def num_prompts(self) -> int:
-        """The number of prompts of one epoch."""
-        return self._begin.num_prompts
-
-    @property
-    def epochs(self) -> int | None:
-        return self._begin.epochs
-
-    @property
-    def seed(self) -> int:
-        return self._begin.seed
-
-    @property
-    def samples_per_insert(self) -> int:
-        return self._begin.samples_per_insert
-
-    @property
-    def round_groups(self) -> int | None:
-        return self._begin.round_groups
-
-    @property
     def fingerprint(self) -> str:
         """The log's own name: that of its journal. Another log of the same prompts has another."""
         return self._folder.id.hex()
-
-    def refresh(self) -> None:
-        """Read new records of other processes. Every method that needs them does so by itself."""
-        with self._shared.reading():
-            pass
 
     def state(self) -> dict[str, Any]:
         """The places of the prompts, as a small dict that can be JSON."""
@@ -428,10 +407,11 @@ class RolloutLog:
     def __repr__(self) -> str:
         if not self._shared.is_usable:
             return f"RolloutLog({str(self.path)!r}), closed"
-        begin, state = self._begin, self.state()
-        epochs = "endless epochs" if begin.epochs is None else counted(begin.epochs, "epoch")
+        state, epochs = self.state(), "endless epochs"
+        if self.epochs is not None:
+            epochs = counted(self.epochs, "epoch")
         return (
-            f"RolloutLog({str(self.path)!r}): {begin.num_prompts:,} prompts, {epochs}, groups of {begin.group_size}\n"
+            f"RolloutLog({str(self.path)!r}): {self.num_prompts:,} prompts, {epochs}, groups of {self.group_size}\n"
             f"  {state['cursor']:,} issued: {len(state['in_flight']):,} in flight, {len(state['again']):,} to be "
             f"issued again, {state['waiting']:,} waiting, {state['consumed']:,} taken, {state['dropped']:,} dropped"
         )

@@ -1,62 +1,24 @@
-"""The prompts of a log by number: rows of any source, and the row of each prompt of a run."""
+"""The prompts of a log: checked rows of any source, with a fingerprint of their content."""
 
 from __future__ import annotations
 
 import copy
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any
-
-import numpy as np
 
 from batchwright.base.errors import SampleError, SourceError, SpecError
 from batchwright.base.fingerprint import fingerprint, fingerprint_rows
-from batchwright.order.permute import permutation
 from batchwright.rollouts.log.groups import checked_prompt
-from batchwright.rollouts.log.ledger import Begin
 from batchwright.sources import Malformed, cut_files, cut_rows, format_for, list_files, looks_like_paths, read_unit
 from batchwright.sources.faults import place
 from batchwright.sources.formats import known_extensions
 from batchwright.sources.memory import table_rows
 from batchwright.sources.units import EndOfSpan
 
-__all__ = ["PromptJob", "Prompts", "read_prompts", "rows_of"]
+__all__ = ["Prompts", "read_prompts"]
 
 Row = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class PromptJob:
-    """A leased prompt: `group_size` responses to it are wanted."""
-
-    ordinal: int
-    """Number of the prompt in the run, epoch after epoch."""
-    prompt: Any
-    """Text, token ids, or messages."""
-    attempt: int
-    """The number of times it was issued, from 1."""
-    epoch: int
-    row: int
-    """Row of the source."""
-    fields: Row = field(repr=False)
-    """The whole row, for a reward function."""
-    log_id: str = field(repr=False)
-
-
-def rows_of(ordinals: list[int], begin: Begin) -> tuple[list[int], list[int]]:
-    """(epochs, rows) of prompts: every row once in each epoch, in an order of its own.
-
-    >>> begin = Begin("", 4, 2, 0, False, None, 1, None)
-    >>> rows_of([0, 3, 6], begin)
-    ([0, 0, 1], [0, 3, 2])
-    """
-    epoch, number = np.divmod(np.array(ordinals, np.int64), begin.num_prompts)
-    if begin.shuffle:
-        for each in np.unique(epoch).tolist():
-            mine = epoch == each
-            number[mine] = permutation(begin.num_prompts, begin.seed, "prompts", each).at(number[mine])
-    return epoch.tolist(), number.tolist()
 
 
 class Prompts:
@@ -77,10 +39,6 @@ class Prompts:
         """A copy, which the caller may change."""
         row: Row = _copied(self._rows[number])
         return row
-
-    def job(self, row: int, ordinal: int, attempt: int, epoch: int, log_id: str) -> PromptJob:
-        fields = self.row(row)
-        return PromptJob(ordinal, fields[self.column], attempt, epoch, row, fields, log_id)
 
 
 _PLAIN = frozenset((bool, int, float, str, bytes, type(None)))

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -14,9 +17,8 @@ import numpy as np
 from batchwright.base.checks import at_least, local_path
 from batchwright.base.errors import SpecError, StoreError
 from batchwright.base.journal import read_records
-from batchwright.rollouts.log.answers import read_answer
-from batchwright.rollouts.log.audit import Audit, audit
 from batchwright.rollouts.log.folder import LogFolder
+from batchwright.rollouts.log.jobs import read_answer
 from batchwright.rollouts.log.ledger import (
     Add,
     Begin,
@@ -33,11 +35,10 @@ from batchwright.rollouts.log.ledger import (
     is_over,
     last_group,
 )
-from batchwright.rollouts.log.prompts import rows_of
-from batchwright.rollouts.log.rounds import rounds_of
 from batchwright.rollouts.log.shared_ledger import damaged
+from batchwright.rollouts.log.stream import rounds_of, rows_of
 
-__all__ = ["history", "ordinal_at", "status"]
+__all__ = ["Audit", "audit", "history", "ordinal_at", "status"]
 
 Facts = dict[str, Any]
 
@@ -222,3 +223,78 @@ def _replay(folder: LogFolder, ledger: Ledger) -> Iterator[tuple[int, Event]]:
         except Contradiction as error:
             raise damaged(folder, record.number, error) from None
         yield record.number, event
+
+
+# The audit: a count of the events alone, without the rules of the ledger, as a check on them
+
+
+@dataclass(slots=True)
+class Audit:
+    """The place of each prompt after its last event, and the groups that were used."""
+
+    places: dict[int, str] = field(default_factory=dict)
+    """By ordinal: in flight, again, waiting, taken or dropped."""
+    answers: dict[int, Add] = field(default_factory=dict)
+    """By ordinal: the last one."""
+    waiting: dict[int, None] = field(default_factory=dict)
+    """Ordinals, in the order in which they were answered."""
+    taken: list[int] = field(default_factory=list)
+    """Ordinals, in the order of use."""
+    contents: Counter[tuple[str, int]] = field(default_factory=Counter)
+    """The number of times each group was taken, by the place of its content."""
+
+    @property
+    def cursor(self) -> int:
+        return max(self.places, default=-1) + 1
+
+    @property
+    def lost(self) -> list[int]:
+        """Prompts without a place, before one that was issued."""
+        return [ordinal for ordinal in range(self.cursor) if ordinal not in self.places]
+
+    @property
+    def used_twice(self) -> list[int]:
+        """Prompts with several taken groups, or with one group that was taken twice."""
+        twice = {ordinal for ordinal, count in Counter(self.taken).items() if count > 1}
+        again = {place for place, count in self.contents.items() if count > 1}
+        twice |= {ordinal for ordinal, answer in self.answers.items() if (answer.writer, answer.offset) in again}
+        return sorted(twice)
+
+
+def audit(events: Iterable[Event]) -> Audit:
+    """Count the events, without the ledger's checks."""
+    found = Audit()
+    places = found.places
+    for event in events:
+        match event:
+            case Lease():
+                for ordinal in (*event.died, *event.overdue):
+                    places[ordinal] = "again"
+                for ordinal in (*event.again, *range(event.first_fresh, event.first_fresh + event.num_fresh)):
+                    places[ordinal] = "in flight"
+            case GiveBack():
+                places[event.ordinal] = "again"
+            case Add():
+                places[event.ordinal] = "waiting"
+                found.answers[event.ordinal] = event
+                found.waiting[event.ordinal] = None
+            case Drop():
+                for ordinal in event.ordinals:
+                    places[ordinal] = "dropped"
+                    found.waiting.pop(ordinal, None)
+            case Take():
+                _take(found, event)
+    return found
+
+
+def _take(found: Audit, event: Take) -> None:
+    stale = set(event.stale)
+    for ordinal in list(islice(found.waiting, event.num_judged)):
+        del found.waiting[ordinal]
+        if ordinal in stale:
+            found.places[ordinal] = "again" if event.reissue else "dropped"
+        else:
+            answer = found.answers[ordinal]
+            found.places[ordinal] = "taken"
+            found.taken.append(ordinal)
+            found.contents[answer.writer, answer.offset] += 1
