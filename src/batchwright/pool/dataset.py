@@ -24,9 +24,8 @@ from batchwright.pool.augment import Augmentation, augmentation_for
 from batchwright.pool.memory import MemoryReport
 from batchwright.pool.passes import Passes, Transform
 from batchwright.pool.plan import PoolPlan, TracedPosition
-from batchwright.pool.refilled import Columns
 from batchwright.pool.shard_files import ShardFile, discover_and_split_multiple_data, find_shards, shard_sequence
-from batchwright.pool.shards import ShardSet
+from batchwright.pool.shards import Columns, ShardSet
 from batchwright.pool.state import Cursor, State
 from batchwright.pool.turns import lanes_of_rank
 

@@ -21,7 +21,8 @@ from batchwright.order.refills import NoRoom
 from batchwright.pool.augment import Augmentation, apply
 from batchwright.pool.memory import MachineFull
 from batchwright.pool.plan import PoolPlan
-from batchwright.pool.refilled import Columns, RefilledPool
+from batchwright.pool.refilled import RefilledPool
+from batchwright.pool.shards import Columns
 from batchwright.pool.state import Cursor, SavedState, ShardNames, State, state_of
 from batchwright.pool.turns import Process, RunState, lanes_of_rank, next_lane
 

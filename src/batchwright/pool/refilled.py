@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,13 +27,13 @@ from numpy.typing import NDArray
 from batchwright.base.errors import PlanError
 from batchwright.base.memory import BlockPool
 from batchwright.columns.shard import Column, Schema
-from batchwright.order.refills import Names, NoRoom, Refill, Refills, mixed_in, refill_key, replay
+from batchwright.order.refills import Names, NoRoom, Refills, mixed_in, refill_key, replay
 from batchwright.pool.memory import ENTRY_BYTES
+from batchwright.pool.shards import Columns, LaneShards
 
-__all__ = ["Columns", "LaneRows", "RecordLayout", "RefilledPool", "Room"]
+__all__ = ["RecordLayout", "RefilledPool", "Room"]
 
 log: logging.Logger = logging.getLogger("batchwright")
-Columns = dict[str, NDArray[Any]]
 Records = NDArray[np.void]
 _AHEAD = 0.25
 """The lead of draws over reading at the start of a generation, as a part of it. It shrinks towards the end."""
@@ -42,24 +42,6 @@ _FEWEST_PLACED = 1024
 _PATIENCE_SECONDS = 1.0
 """After which a reader looks by itself whether anybody still draws."""
 _LOOKED_UP_AT_ONCE = 1 << 18
-
-
-class LaneRows(Protocol):
-    """The rows of a lane, by their number in it."""
-
-    def read(self, refill: Refill) -> Iterator[Columns]:
-        """The rows that a refill adds, in order, some at a time."""
-        ...
-
-    def pick(self, rows: NDArray[Any]) -> Iterator[Columns]:
-        """Some rows, by their sorted numbers, some at a time."""
-        ...
-
-    def shares(self) -> str:
-        """The share of each directory in the rows read so far, for the log."""
-        ...
-
-    def log(self, text: str) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +73,9 @@ class _Generation:
 class RefilledPool:
     """Draws of one lane in one epoch, from some draw on."""
 
-    def __init__(self, rows: LaneRows, refills: Refills, drawn: int, schema: Schema, room: Room, names: Names) -> None:
+    def __init__(
+        self, rows: LaneShards, refills: Refills, drawn: int, schema: Schema, room: Room, names: Names
+    ) -> None:
         """`names` key the permutations. The thread starts at once: the pool is full when the first draw returns."""
         self._rows, self._refills, self._drawn, self._room, self._names = rows, refills, drawn, room, names
         self._factor = refills.factor
@@ -328,16 +312,14 @@ class RefilledPool:
         for columns in chunks:
             packed = self._layout.pack(columns)
             while len(packed):
-                self._wait_for_places(num_free, placed + min(_FEWEST_PLACED, len(packed)))
+                fewest = placed + min(_FEWEST_PLACED, len(packed))
+                self._wait(lambda fewest=fewest: num_free() >= fewest, is_starved=True)
                 num = min(num_free() - placed, len(packed))
                 self._records[places[placed : placed + num]] = packed[:num]
                 packed, placed = packed[num:], placed + num
                 with self._changed:
                     self._share_read = placed / len(places)
                     self._changed.notify_all()
-
-    def _wait_for_places(self, num_free: Callable[[], int], fewest: int) -> None:
-        self._wait(lambda: num_free() >= fewest, is_starved=True)
 
     def _wait(self, until: Callable[[], bool], is_starved: bool = False) -> None:
         """Wait as the reader, until something holds."""

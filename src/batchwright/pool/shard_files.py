@@ -20,7 +20,8 @@ from batchwright.base.errors import SourceError, SpecError
 from batchwright.base.seeds import key_of
 from batchwright.base.words import counted, listed, shortened, truncated
 from batchwright.columns.shard import EXTENSIONS
-from batchwright.pool.shard_ranges import ShardRange, are_ids, choose, extension_of, number_of, parse_range, range_text
+from batchwright.order.draw import draw_slots
+from batchwright.pool.shard_ranges import are_ids, choose, extension_of, number_of, parse_range, range_text
 
 __all__ = ["ShardFile", "ShardSplit", "discover_and_split_multiple_data", "find_shards", "shard_sequence", "shards_in"]
 
@@ -49,10 +50,9 @@ def find_shards(data_dirs: Sequence[str | os.PathLike[str]], shard_ranges: Seque
     Every number of an explicit range is there; "all" has no gaps, unless numbers are ids (see `shard_ranges.choose`).
     No file is there twice. A directory whose range is "none" is not looked at.
     """
-    directories, ranges = _checked_pairs(data_dirs, shard_ranges)
-    found = []
-    for index, (directory, wanted) in enumerate(zip(directories, ranges, strict=True)):
-        found.append([] if wanted.is_none else _find(directory, wanted, index))
+    directories = _checked_directories(data_dirs, shard_ranges)
+    pairs = enumerate(zip(directories, shard_ranges, strict=True))
+    found = [_find(directory, text, index) for index, (directory, text) in pairs]
     if not any(found):
         raise SpecError(
             "no shard is left: the range of every directory is 'none'",
@@ -69,10 +69,9 @@ def shards_in(
 ) -> list[ShardFile]:
     """The shards of one directory that a range means, by number. `parameter`: the name of the range in errors."""
     folder = str(local_path(directory=directory))
-    wanted = parse_range(text, directory=folder, parameter=parameter)
-    if wanted.is_none:
+    found = _find(folder, text, None, parameter)
+    if not found:
         raise SpecError("range 'none' leaves no shard", parameter=parameter, directory=directory, remedy='"all"')
-    found = _find(folder, wanted, None, parameter)
     _refuse_a_file_twice([found], [folder])
     return found
 
@@ -86,21 +85,17 @@ def shard_sequence(found: Sequence[Sequence[ShardFile]]) -> list[ShardFile]:
     >>> [shard.path for shard in shard_sequence(found)]
     ['a/0.npz', 'b/0.npz', 'a/1.npz', 'a/2.npz', 'b/1.npz', 'a/3.npz']
     """
-    from batchwright.order.draw import draw_slots
-
     if not any(found):
         return []
     following = [iter(shards) for shards in found]
     return [next(following[directory]) for directory in draw_slots(tuple(map(len, found))).tolist()]
 
 
-def _checked_pairs(data_dirs: Any, shard_ranges: Any) -> tuple[list[str], list[ShardRange]]:
-    for given, name, remedy in (
-        (data_dirs, "data_dirs", 'data_dirs=["data/games"]'),
-        (shard_ranges, "shard_ranges", 'shard_ranges=["0-99"]'),
-    ):
+def _checked_directories(data_dirs: Any, shard_ranges: Any) -> list[str]:
+    for name, given in (("data_dirs", data_dirs), ("shard_ranges", shard_ranges)):
         if not isinstance(given, list | tuple):
             what = f"{name} is a list, and this is {type(given).__name__}"
+            remedy = f'{name}=["..."], an item for each directory'
             raise SpecError(what, parameter=name, given=shortened(given, 200), remedy=remedy)
     directories = [str(local_path(data_dirs=given)) for given in data_dirs]
     if len(directories) != len(shard_ranges) or not directories:
@@ -111,14 +106,16 @@ def _checked_pairs(data_dirs: Any, shard_ranges: Any) -> tuple[list[str], list[S
             shard_ranges=listed(shard_ranges),
             remedy=f'one range for each directory: shard_ranges=["all"] * {max(1, len(directories))}',
         )
-    pairs = zip(directories, shard_ranges, strict=True)
-    return directories, [parse_range(text, directory=folder, index=i) for i, (folder, text) in enumerate(pairs)]
+    return directories
 
 
-def _find(directory: str, wanted: ShardRange, index: int | None, parameter: str = "shard_ranges") -> list[ShardFile]:
+def _find(directory: str, text: Any, index: int | None, parameter: str = "shard_ranges") -> list[ShardFile]:
     where = {"index": index, "directory": directory}
+    wanted = parse_range(text, **where, parameter=parameter)
+    if wanted.is_none:
+        return []
     by_number = _shard_names(directory, where)
-    chosen = choose(wanted, by_number, directory=directory, index=index, parameter=parameter)
+    chosen = choose(wanted, by_number, **where, parameter=parameter)
     twice = [f"{number}: {' and '.join(by_number[number])}" for number in chosen if len(by_number[number]) > 1]
     if twice:
         raise SourceError(
@@ -157,8 +154,7 @@ def _shard_names(directory: str, where: dict[str, Any]) -> dict[int, list[str]]:
             shards_are="*" + ", *".join(EXTENSIONS),
             remedy="the directory that has the shards themselves, or 'none' as its range",
         )
-    if len(is_folder) > len(names):
-        log.debug("%s: %d shards; %d other entries are ignored", directory, len(names), len(is_folder) - len(names))
+    log.debug("%s: %d shards; %d other entries are ignored", directory, len(names), len(is_folder) - len(names))
     by_number: dict[int, list[str]] = {}
     for name in names:
         number = number_of(name)
@@ -312,15 +308,13 @@ def _checked_split(given: Any) -> float:
     is_number = isinstance(given, Real) and not isinstance(given, bool)
     if is_number and 0 <= given < 1:
         return float(given)
-    shown, remedy = repr(given), "validation_split=0.1"
-    if is_number:
-        shown = f"{given:g}"
-        if 1 < given < 100:
-            remedy = f"validation_split={given / 100:g}"
+    remedy = "validation_split=0.1"
+    if is_number and 1 < given < 100:
+        remedy = f"validation_split={given / 100:g}"
     raise SpecError(
-        f"validation_split is a share of the shards, 0 or more and below 1, and not {shown}",
+        f"validation_split is a share of the shards, 0 or more and below 1, and not {given!r}",
         parameter="validation_split",
-        given=shown,
+        given=repr(given),
         remedy=remedy,
     )
 

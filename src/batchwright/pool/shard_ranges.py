@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import Any
 
 from batchwright.base.errors import SpecError
-from batchwright.base.words import listed
+from batchwright.base.words import listed, truncated
 from batchwright.columns.shard import EXTENSIONS
 
 __all__ = ["ShardRange", "are_ids", "choose", "extension_of", "number_of", "parse_range", "range_text"]
@@ -25,7 +25,8 @@ _EXAMPLES = '"0-99" (both are included), "7", "0-9,20-29", "all" or "none"'
 _MOST_LISTED = 20
 """Stretches of numbers that an error lists."""
 _MOST_TEXT = 1000
-"""Characters of a range that an error offers: a longer one is not for reading."""
+"""Characters of a range that an error offers."""
+_NOWHERE: dict[str, Any] = {"parameter": "shard_ranges", "index": None, "directory": None}
 
 Stretch = tuple[int, int]
 """First and last of numbers that follow each other."""
@@ -54,7 +55,9 @@ def number_of(name: str) -> int | None:
     """
     stem = name[: len(name) - len(extension_of(name) or "")]
     digits = re.findall(r"[0-9]+", stem)
-    return int(digits[-1]) if digits else None
+    if not digits:
+        return None
+    return int(digits[-1])
 
 
 # Ranges
@@ -76,18 +79,18 @@ class ShardRange:
         return self.stretches == ()
 
     def __str__(self) -> str:
-        return "all" if self.stretches is None else _text_of(self.stretches)
+        if self.stretches is None:
+            return "all"
+        return _text_of(self.stretches)
 
 
-def parse_range(
-    text: Any, *, directory: str | None = None, index: int | None = None, parameter: str = "shard_ranges"
-) -> ShardRange:
-    """The range that a text means. `directory` and `index` are named by errors.
+def parse_range(text: Any, **where: Any) -> ShardRange:
+    """The range that a text means. Errors name the place `where` it is: `directory`, `index`, `parameter`.
 
     >>> print(parse_range("0-99"), parse_range(" 20 - 29, 0-9, 5-12 "), parse_range("all"), parse_range("none"))
     0-99 0-12,20-29 all none
     """
-    where = {"parameter": parameter, "index": index, "directory": directory, "range": repr(text)}
+    where = _NOWHERE | where | {"range": repr(text)}
     if not isinstance(text, str):
         raise SpecError(f"a range of shards is a text, not {text!r}"[:200], **where, remedy=_EXAMPLES)
     match text.strip().lower():
@@ -102,22 +105,15 @@ def parse_range(
             raise SpecError(f"{part.strip()[:80]!r} is not a range of shards", **where, remedy=_EXAMPLES)
         first, last = int(match[1]), int(match[2] or match[1])
         if last < first:
-            raise SpecError(
-                f"this range of shards is reversed: {first} is after {last}", **where, remedy=f'"{last}-{first}"'
-            )
+            what = f"this range of shards is reversed: {first} is after {last}"
+            raise SpecError(what, **where, remedy=f'"{last}-{first}"')
         stretches.append((first, last))
     return ShardRange(tuple(_merged(sorted(stretches))))
 
 
-def choose(
-    wanted: ShardRange,
-    there: Iterable[int],
-    *,
-    directory: str | None = None,
-    index: int | None = None,
-    parameter: str = "shard_ranges",
-) -> list[int]:
-    """The numbers of a range among the existing ones, in rising order. An error lists the missing numbers.
+def choose(wanted: ShardRange, there: Iterable[int], **where: Any) -> list[int]:
+    """The numbers of a range among the existing ones, in rising order. An error lists the missing numbers,
+    and names the place as in `parse_range`.
 
     "all" must have no gaps, unless fewer than half of the numbers between the first and the last are there. Such
     numbers are ids, and their gaps are not missing shards.
@@ -139,19 +135,16 @@ def choose(
         missing += [(a + 1, b - 1) for a, b in pairwise([first - 1, *inside, last + 1]) if b - a > 1]
     if not missing:
         return chosen
-    fits = f'"{range_text(chosen)}"' if chosen else '"all"'
-    if len(fits) > _MOST_TEXT:
-        fits = "a range of those that are there"
+    fits = "all"
+    if chosen:
+        fits = range_text(chosen)
     noun, verb = ("shard", "is") if missing[0][0] == missing[-1][1] else ("shards", "are")
+    where = _NOWHERE | where | {"range": repr(str(wanted)), "missing": _listed(missing)}
     raise SpecError(
         f"{noun} {_listed(missing)} of range {str(wanted)!r} {verb} not there",
-        parameter=parameter,
-        index=index,
-        directory=directory,
-        range=repr(str(wanted)),
-        missing=_listed(missing),
+        **where,
         there=_listed(_stretches(numbers)) or "no shard",
-        remedy=f"{fits}, or bring back what is missing",
+        remedy=f'"{truncated(fits, _MOST_TEXT)}", or bring back what is missing',
     )
 
 
@@ -198,4 +191,6 @@ def _listed(stretches: Sequence[Stretch]) -> str:
 
 def _shown(stretch: Stretch) -> str:
     first, last = stretch
-    return str(first) if first == last else f"{first}-{last}"
+    if first == last:
+        return str(first)
+    return f"{first}-{last}"

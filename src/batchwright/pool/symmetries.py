@@ -23,12 +23,6 @@ FACTORS = {"dihedral8": 8, "hex4": 4}
 _EXCHANGING = {"dihedral8": (), "hex4": (2, 3)}
 """The elements that exchange the players."""
 
-_USUAL: dict[str, dict[str, Any]] = {
-    "dihedral8": {},
-    "hex4": {"players": None, "colours": "planes", "third_plane": "to_move"},
-}
-"""Settings of a symmetry under its plain name that differ from the defaults of the fields."""
-
 
 class Role(NamedTuple):
     """The role of a column in a symmetry."""
@@ -59,9 +53,9 @@ class Symmetry:
         >>> Symmetry("dihedral8").name, Symmetry("dihedral8", moves=("m",)).name
         ('dihedral8', "dihedral8(moves=('m',))")
         """
-        usual = _DEFAULTS | {"group": self.group} | _USUAL[self.group]
-        settings = {name: getattr(self, name) for name in _DEFAULTS}
-        chosen = [f"{name}={value!r}" for name, value in settings.items() if value != usual[name]]
+        names = [field.name for field in fields(self)][1:]
+        settings = [(name, getattr(self, name)) for name in names]
+        chosen = [f"{name}={value!r}" for name, value in settings if value != getattr(_USUAL[self.group], name)]
         if not chosen:
             return self.group
         return f"{self.group}({', '.join(chosen)})"
@@ -148,7 +142,11 @@ class Symmetry:
         )
 
 
-_DEFAULTS: dict[str, Any] = {field.name: field.default for field in fields(Symmetry)}
+_USUAL = {
+    "dihedral8": Symmetry("dihedral8"),
+    "hex4": Symmetry("hex4", players=None, colours="planes", third_plane="to_move"),
+}
+"""Each symmetry under its plain name."""
 
 
 def _is_encoded_otherwise(numbers: NDArray[Any], role: Role) -> NDArray[np.bool_]:
@@ -169,16 +167,13 @@ def _other_colour(numbers: NDArray[Any], written: str) -> NDArray[Any]:
     >>> _other_colour(np.array([0, 1, 2, 3]), "1/2").tolist()
     [0, 2, 1, 3]
     """
-    result: NDArray[Any]
     if numbers.dtype.kind == "b":
-        result = ~numbers
-    elif written == "signs":
-        result = -numbers
-    elif written == "0/1":
-        result = 1 - numbers
-    else:
-        result = np.where((numbers == 1) | (numbers == 2), 3 - numbers, numbers)
-    return result
+        return ~numbers
+    if written == "signs":
+        return -numbers
+    if written == "0/1":
+        return 1 - numbers
+    return np.where((numbers == 1) | (numbers == 2), 3 - numbers, numbers)
 
 
 def _moved(column: NDArray[Any], which: NDArray[np.int64], destinations: NDArray[np.intp]) -> NDArray[Any]:
@@ -243,11 +238,11 @@ def _roles(symmetry: Symmetry, schema: tuple[tuple[str, Column], ...]) -> tuple[
     return _Assignment(symmetry, dict(schema)).roles()
 
 
-class _Assignment:
+class _Assignment(NamedTuple):
     """The roles of columns, as named or under their usual names, checked against their types."""
 
-    def __init__(self, asked: Symmetry, schema: dict[str, Column]) -> None:
-        self.asked, self.schema = asked, schema
+    asked: Symmetry
+    schema: dict[str, Column]
 
     def roles(self) -> tuple[int, dict[str, Role]]:
         named = self._named()
@@ -274,7 +269,9 @@ class _Assignment:
     def _named(self) -> list[tuple[str, Role]]:
         """Every column that is named, or has its usual name. Boards and policies come first."""
         asked = self.asked
-        like_stones = {"signs": "signs", "1/2": "1/2"}.get(asked.colours, "0/1")
+        like_stones = asked.colours
+        if like_stones not in ("signs", "1/2"):
+            like_stones = "0/1"
         players = asked.players
         if players is None:
             players = tuple((name, "") for name in self._names("player", None))

@@ -156,16 +156,11 @@ def _end_to_end(parts: Sequence[Ragged]) -> Ragged:
 
 
 def _with_kinds(column: Any, key: str) -> tuple[Any, list[str]]:
-    """(the column, the kind of each of its values). Only a column of lists stays in Arrow."""
+    """(the column, the kind of each of its values). Only a column of lists of numbers stays in Arrow."""
     if is_arrow(column):
-        kind = _arrow_kind(column.type)
-        if kind is None:
-            raise BadValue(0, f"it is {column.type}, not text, token ids or messages", key=key)
-        if kind == "list":
-            return column, [kind] * len(column)
+        if _is_list_of_numbers(column.type):
+            return column, ["list"] * len(column)
         column = column.to_pylist()
-        if kind == "text":
-            return column, [kind] * len(column)
     kind = _common_kind(column)
     if kind is not None:
         return column, [kind] * len(column)
@@ -185,22 +180,13 @@ def _common_kind(column: Any) -> str | None:
     return None
 
 
-def _arrow_kind(kind: Any) -> str | None:
+def _is_list_of_numbers(kind: Any) -> bool:
     import pyarrow as pa
 
-    is_a = pa.types
-    if isinstance(kind, pa.BaseExtensionType):
-        kind = kind.storage_type
-    if is_a.is_dictionary(kind):
-        kind = kind.value_type
-    if is_a.is_string(kind) or is_a.is_large_string(kind) or is_a.is_string_view(kind):
-        return "text"
-    value = kind if is_a.is_struct(kind) else getattr(kind, "value_type", None)
-    if value is None:
-        return None
-    if is_a.is_struct(value) or is_a.is_map(value):
-        return "turns"
-    return "list"
+    kind = getattr(kind, "storage_type", kind)
+    if pa.types.is_dictionary(kind) or not hasattr(kind, "value_type"):
+        return False
+    return pa.types.is_primitive(kind.value_type) or pa.types.is_null(kind.value_type)
 
 
 def _with_kind(value: Any, number: int, key: str) -> tuple[Any, str]:

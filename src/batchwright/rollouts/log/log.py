@@ -164,10 +164,7 @@ class RolloutLog:
         Waits up to `timeout` seconds for a prompt. [] means that there is none now. `is_over` tells if there may be one
         later.
         """
-        wanted = at_least(1, num_prompts=num_prompts)
-        if wanted > rules.MOST_AT_ONCE:
-            remedy = f"at most {rules.MOST_AT_ONCE:,}"
-            raise SpecError(f"num_prompts={wanted:,} at once", parameter="num_prompts", remedy=remedy)
+        wanted = min(at_least(1, num_prompts=num_prompts), rules.MOST_AT_ONCE)
         if self._prompts is None:
             raise SpecError(
                 "this log was opened without its prompts",
