@@ -99,7 +99,7 @@ class RefilledPool:
         self._is_closed = False
         self._error: BaseException | None = None
         self._pid = os.getpid()
-        self._reader = _PoolThread(self._read, "batchwright-pool")
+        self._reader = _PoolThread(target=self._read, name="batchwright-pool", daemon=True)
         self._reader.start()
         _open_pools.add(self)
 
@@ -339,10 +339,7 @@ class _Closed(Exception):
 
 
 class _PoolThread(threading.Thread):
-    """A thread of a pool."""
-
-    def __init__(self, target: Callable[[], None], name: str) -> None:
-        super().__init__(target=target, name=name, daemon=True)
+    """A thread of a pool, known by its class."""
 
 
 def _in_thread(function: Callable[[], NDArray[Any]]) -> Future[NDArray[Any]]:
@@ -355,7 +352,7 @@ def _in_thread(function: Callable[[], NDArray[Any]]) -> Future[NDArray[Any]]:
         except BaseException as error:
             future.set_exception(error)
 
-    _PoolThread(run, "batchwright-pool-order").start()
+    _PoolThread(target=run, name="batchwright-pool-order", daemon=True).start()
     return future
 
 

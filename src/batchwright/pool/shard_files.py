@@ -191,14 +191,11 @@ def _file(directory: str, name: str, where: dict[str, Any]) -> str:
 
 
 def _refuse_a_file_twice(found: list[list[ShardFile]], directories: list[str]) -> None:
-    folders = [os.path.realpath(directory) for directory in directories]
-    first: dict[str, ShardFile] = {}
+    first: dict[tuple[int, int], ShardFile] = {}
     twice: list[tuple[ShardFile, ShardFile]] = []
     for shard in itertools.chain.from_iterable(found):
-        place = os.path.join(folders[shard.directory], os.path.basename(shard.path))
-        if os.path.islink(shard.path):
-            place = os.path.realpath(place)
-        other = first.setdefault(place, shard)
+        status = os.stat(shard.path)
+        other = first.setdefault((status.st_dev, status.st_ino), shard)
         if other is not shard:
             twice.append((other, shard))
     if not twice:

@@ -27,6 +27,7 @@ __all__ = [
     "is_tensor",
     "joined",
     "kind_of_value",
+    "numpy_of",
     "ragged_of",
     "scalars",
     "spread",
@@ -157,7 +158,7 @@ def _joined_at_once(column: Sequence[Any]) -> Ragged | None:
     size: Callable[[Any], int] = len
     try:
         if is_tensor(column[0]):
-            flat, size = _numpy_of(sys.modules["torch"].cat(column)), methodcaller("numel")
+            flat, size = numpy_of(sys.modules["torch"].cat(column)), methodcaller("numel")
         elif type(column[0]) is np.ndarray:
             flat = np.concatenate(column)
         else:
@@ -167,7 +168,8 @@ def _joined_at_once(column: Sequence[Any]) -> Ragged | None:
         return None
 
 
-def _numpy_of(tensor: Any) -> NDArray[Any]:
+def numpy_of(tensor: Any) -> NDArray[Any]:
+    """The numbers of a tensor of torch."""
     tensor = tensor.detach().cpu()
     if tensor.is_floating_point() and tensor.element_size() < 4:
         tensor = tensor.float()  # NumPy has no bfloat16
@@ -184,7 +186,7 @@ def _array_of(value: Any, kind: str, number: int) -> NDArray[Any]:
             bad.row = number
             raise
     try:
-        values = _numpy_of(value) if is_tensor(value) else np.asarray(value)
+        values = numpy_of(value) if is_tensor(value) else np.asarray(value)
     except (ValueError, TypeError, RuntimeError) as error:
         raise BadValue(number, first_line(error), "a list of numbers, or an array") from None
     if not values.ndim:

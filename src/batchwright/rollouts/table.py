@@ -87,7 +87,8 @@ def table_of(data: Any) -> RolloutTable:
         error.where["parameter"] = "rollout_data"
         raise
     if table is not None:
-        return _of_arrow(table.table())
+        arrow = table.table()
+        return RolloutTable(arrow.num_rows, arrow.column_names, arrow.column)
     if not isinstance(data, Iterable) and not hasattr(data, "__getitem__"):
         raise SampleTypeError(
             f"a {type(data).__name__} holds no rollouts",
@@ -137,13 +138,6 @@ def _mapping(row: Any, number: int) -> Mapping[str, Any]:
     )
 
 
-# Arrow
-
-
-def _of_arrow(table: Any, parts: Sequence[_Part] = ()) -> RolloutTable:
-    return RolloutTable(table.num_rows, table.column_names, table.column, parts)
-
-
 # Files
 
 
@@ -191,4 +185,5 @@ def _of_arrow_files(files: Sequence[InputFile]) -> RolloutTable | None:
         return None
     if not table.num_rows or len(set(table.column_names)) < len(table.column_names):
         return None
-    return _of_arrow(table, _parts_of(files, [range(part.num_rows) for part in tables]))
+    parts = _parts_of(files, [range(part.num_rows) for part in tables])
+    return RolloutTable(table.num_rows, table.column_names, table.column, parts)

@@ -109,7 +109,8 @@ class Jobs:
     def renew(self, jobs: list[PromptJob] | None) -> list[PromptJob]:
         """Renew the leases of jobs, or of all open ones, when a quarter has passed. Returns those still leased."""
         with self.shared.reading() as ledger:
-            jobs = list(self.open.values()) if jobs is None else jobs
+            if jobs is None:
+                jobs = list(self.open.values())
             now, mine = time.time(), self._still_leased(ledger, jobs)
             if any(now - ledger.in_flight[job.ordinal].renewed >= self.lease_seconds / 4 for job in mine):
                 with self.shared.writing() as ledger:
@@ -182,12 +183,9 @@ class Jobs:
             if ordinal in ledger.dropped:
                 return
             if ordinal not in ledger.issued:
-                what = "was used" if 0 <= ordinal < ledger.cursor else "was never issued"
-                raise SpecError(
-                    f"prompt {ordinal:,} {what}, and cannot be dropped",
-                    parameter="ordinal",
-                    remedy="the ordinal of a prompt that is in flight, to be issued again, or waiting",
-                )
+                remedy = "the ordinal of a prompt that is in flight, to be issued again, or waiting"
+                what = f"prompt {ordinal:,} was never issued, or was used, and cannot be dropped"
+                raise SpecError(what, parameter="ordinal", remedy=remedy)
             self.shared.write(Drop(time.time(), self.shared.writer(), [ordinal], _text(reason)))
         self.shared.folder.sync()
 

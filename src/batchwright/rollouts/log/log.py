@@ -17,20 +17,14 @@ from batchwright.base.checks import at_least, local_path, one_of, whole_number
 from batchwright.base.errors import RowIndexError, SpecError, StoreError
 from batchwright.base.words import counted
 from batchwright.rollouts.log import ledger as rules
+from batchwright.rollouts.log import stream
 from batchwright.rollouts.log.folder import LogFolder
 from batchwright.rollouts.log.groups import Group, checked_group, prompt_group
 from batchwright.rollouts.log.jobs import Jobs, PromptJob, read_answer
 from batchwright.rollouts.log.ledger import Ledger
 from batchwright.rollouts.log.prompts import read_prompts
 from batchwright.rollouts.log.shared_ledger import SharedLedger
-from batchwright.rollouts.log.stream import (
-    Rounds,
-    first_event,
-    given_settings,
-    refuse_other_stream,
-    rounds_of,
-    rows_of,
-)
+from batchwright.rollouts.log.stream import Rounds, rounds_of, rows_of
 from batchwright.typing import Data
 
 __all__ = ["RolloutLog"]
@@ -86,7 +80,7 @@ class RolloutLog:
         and not taken; `stale` ("reissue" or "drop") for groups that are too old; `vocab_size`, an upper limit of token
         ids; `read_only` for looking.
         """
-        given = given_settings(
+        given = stream.given_settings(
             group_size=group_size,
             seed=seed,
             shuffle=shuffle,
@@ -117,10 +111,10 @@ class RolloutLog:
                         folder=self.path,
                         remedy="look for a mistake in the path; prompts= and group_size= make a new one",
                     )
-                self._shared.create(first_event(self._prompts, given))
+                self._shared.create(stream.first_event(self._prompts, given))
             with self._shared.reading() as ledger:
                 begin = self._begin = ledger.first_event
-            refuse_other_stream(begin, given, self._prompts, self.path)
+            stream.refuse_other_stream(begin, given, self._prompts, self.path)
         except BaseException:
             self._shared.close()
             raise

@@ -7,11 +7,11 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from batchwright.base.errors import SampleError, SourceError, SpecError
+from batchwright.base.errors import SampleError, SpecError
 from batchwright.base.fingerprint import fingerprint, fingerprint_rows
 from batchwright.rollouts.log.groups import checked_prompt
 from batchwright.sources import Malformed, cut_files, cut_rows, format_for, list_files, looks_like_paths, read_unit
-from batchwright.sources.faults import place
+from batchwright.sources.faults import error_of
 from batchwright.sources.formats import known_extensions
 from batchwright.sources.memory import table_rows
 from batchwright.sources.units import EndOfSpan
@@ -84,8 +84,7 @@ def _rows_of(source: Any, column: str, format: str | None) -> Iterable[Row]:
             remedy="a path, rows (dicts or strings), or a table",
         )
     rows = list(source)
-    are_paths = bool(rows) and all(isinstance(row, os.PathLike) for row in rows)
-    if format is not None or are_paths or looks_like_paths(rows, known_extensions()):
+    if format is not None or looks_like_paths(rows, known_extensions()):
         return _rows_of_files(rows, format)
     return [_row(number, row, column) for number, row in enumerate(rows)]
 
@@ -113,10 +112,9 @@ def _rows_of_units(units: Iterable[Any], formats: Mapping[str, Any]) -> Iterator
     for unit in units:
         for span, number, row in read_unit(unit, formats):
             if isinstance(row, Malformed):
-                where = place(unit, span, number, formats) if formats else {"row": unit.first_row + number}
-                what = f"{row.kind}: {row.reason}".removesuffix(": ")
-                remedy = row.remedy or "mend the row: a prompt that cannot be read would be lost"
-                raise SourceError(what, **where, remedy=remedy)
+                error = error_of(row, unit, span, number, formats)
+                error.remedy = row.remedy or "mend the row: a prompt that cannot be read would be lost"
+                raise error
             if not isinstance(row, EndOfSpan):
                 yield row
 

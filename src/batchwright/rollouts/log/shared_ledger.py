@@ -14,7 +14,7 @@ from pathlib import Path
 
 from batchwright.base.errors import BusyError, SpecError, StoreError
 from batchwright.base.journal import Record
-from batchwright.rollouts.log.folder import LogFolder
+from batchwright.rollouts.log.folder import LogFolder, damage
 from batchwright.rollouts.log.ledger import Begin, Contradiction, Event, Ledger, decode, encode
 
 __all__ = ["SharedLedger", "damaged"]
@@ -126,10 +126,4 @@ class SharedLedger:
 
 
 def damaged(folder: LogFolder, record: int, reason: Contradiction) -> StoreError:
-    return StoreError(
-        "this log is damaged",
-        file=folder.ledger_path,
-        record=record,
-        reason=str(reason),
-        remedy="restore the folder from a copy",
-    )
+    return damage("this log is damaged", file=folder.ledger_path, record=record, reason=str(reason))

@@ -17,24 +17,10 @@ import numpy as np
 from batchwright.base.checks import at_least, local_path
 from batchwright.base.errors import SpecError, StoreError
 from batchwright.base.journal import read_records
+from batchwright.rollouts.log import ledger as rules
 from batchwright.rollouts.log.folder import LogFolder
 from batchwright.rollouts.log.jobs import read_answer
-from batchwright.rollouts.log.ledger import (
-    Add,
-    Begin,
-    Contradiction,
-    Drop,
-    Event,
-    GiveBack,
-    Late,
-    Lease,
-    Ledger,
-    Renew,
-    Take,
-    decode,
-    is_over,
-    last_group,
-)
+from batchwright.rollouts.log.ledger import Add, Begin, Contradiction, Event, GiveBack, Late, Ledger, Take
 from batchwright.rollouts.log.shared_ledger import damaged
 from batchwright.rollouts.log.stream import rounds_of, rows_of
 
@@ -70,13 +56,13 @@ def status(path: str | os.PathLike[str], position: int | None = None) -> Facts:
             "stale": ledger.num_stale,
             "dropped": dict(sorted(ledger.dropped.items())),
             "late": ledger.num_late,
-            "is_over": is_over(ledger),
+            "is_over": rules.is_over(ledger),
             "journal": len(events),
             "lost": sorted({*found.lost, *gone}),
             "used_twice": found.used_twice,
         }
         if position is not None:
-            facts["checkpoint"] = _checkpoint(begin, found, at_least(0, position=position), is_over(ledger))
+            facts["checkpoint"] = _checkpoint(begin, found, at_least(0, position=position), rules.is_over(ledger))
         return facts
 
 
@@ -155,18 +141,18 @@ def ordinal_at(path: str | os.PathLike[str], position: int) -> tuple[int, int]:
     begin = ledger.first_event
     use, response = divmod(position, begin.group_size)
     rounds = rounds_of(begin)
-    num_uses = rounds.num_uses(len(ledger.taken), is_over(ledger))
+    num_uses = rounds.num_uses(len(ledger.taken), rules.is_over(ledger))
     if not 0 <= use < num_uses:
         remedy = f"a position from 0 to {num_uses * begin.group_size - 1:,}" if num_uses else "take some first"
         raise SpecError(f"no row was taken at position {position:,}", parameter="position", folder=path, remedy=remedy)
-    (group,) = rounds.group_of(np.array([use]), last_group(ledger)).tolist()
+    (group,) = rounds.group_of(np.array([use]), rules.last_group(ledger)).tolist()
     return ledger.taken[group].ordinal, response
 
 
 def _lines(event: Event, ordinal: int, ledger: Ledger, num_taken: int) -> Iterator[Facts]:
     """The lines of one event in the history of a prompt. `ledger` is the state after it, `num_taken` the one before."""
     match event:
-        case Lease():
+        case rules.Lease():
             if ordinal in event.died:
                 yield {"event": "lease ended", "reason": "its holder died"}
             if ordinal in event.overdue:
@@ -174,9 +160,9 @@ def _lines(event: Event, ordinal: int, ledger: Ledger, num_taken: int) -> Iterat
             if ordinal in event.again or event.first_fresh <= ordinal < event.first_fresh + event.num_fresh:
                 attempt = ledger.issued[ordinal]
                 yield {"event": "issued", "attempt": attempt, "holder": event.writer, "seconds": event.seconds}
-        case Renew() if ordinal in event.ordinals:
+        case rules.Renew() if ordinal in event.ordinals:
             yield {"event": "lease renewed", "holder": event.writer}
-        case Drop() if ordinal in event.ordinals:
+        case rules.Drop() if ordinal in event.ordinals:
             yield {"event": "dropped", "reason": event.reason}
         case Take():
             yield from _judgements(event, ordinal, [answer.ordinal for answer in ledger.taken[num_taken:]], num_taken)
@@ -218,7 +204,7 @@ def _replay(folder: LogFolder, ledger: Ledger) -> Iterator[tuple[int, Event]]:
     """(record, event) of the journal, each after the ledger has applied it."""
     for record in read_records(folder.ledger_path):
         try:
-            event = decode(record.payload)
+            event = rules.decode(record.payload)
             ledger.apply(event)
         except Contradiction as error:
             raise damaged(folder, record.number, error) from None
@@ -267,7 +253,7 @@ def audit(events: Iterable[Event]) -> Audit:
     places = found.places
     for event in events:
         match event:
-            case Lease():
+            case rules.Lease():
                 for ordinal in (*event.died, *event.overdue):
                     places[ordinal] = "again"
                 for ordinal in (*event.again, *range(event.first_fresh, event.first_fresh + event.num_fresh)):
@@ -278,7 +264,7 @@ def audit(events: Iterable[Event]) -> Audit:
                 places[event.ordinal] = "waiting"
                 found.answers[event.ordinal] = event
                 found.waiting[event.ordinal] = None
-            case Drop():
+            case rules.Drop():
                 for ordinal in event.ordinals:
                     places[ordinal] = "dropped"
                     found.waiting.pop(ordinal, None)
