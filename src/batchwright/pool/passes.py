@@ -49,7 +49,7 @@ class Passes:
 
     def __post_init__(self) -> None:
         shards = self.plan.shards
-        self.names: ShardNames = ShardNames.of(shards.files, shards.marks, self.num_directories)
+        self.names: ShardNames = ShardNames(shards.files, shards.marks, self.num_directories)
         self.run: RunState = RunState()
         self.stopped_early: bool = False
         """Whether the last pass ended at the memory limit, before its epoch did."""

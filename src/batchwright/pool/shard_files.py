@@ -171,15 +171,6 @@ def _shard_names(directory: str, where: dict[str, Any]) -> dict[int, list[str]]:
 
 def _file(directory: str, name: str, where: dict[str, Any]) -> str:
     path = os.path.join(directory, name)
-    try:
-        path.encode("utf-8")
-    except UnicodeEncodeError:
-        raise SourceError(
-            "the name of this shard is not UTF-8",
-            **where,
-            file=ascii(path),
-            remedy="rename it: logs and states name it",
-        ) from None
     if not os.path.isfile(path):
         raise SourceError(
             "this is not a file, or a link to nothing",

@@ -106,11 +106,11 @@ class Symmetry:
             first = plane[:, :1]
             bad = np.flatnonzero(((plane != first) | ((first != 0) & (first != 1))).any(axis=1))
             if bad.size:
-                self._refuse_row(
-                    "the third plane of column {column!r} does not say who is to move: it is not all 0 or all 1",
+                self.refuse(
+                    f"the third plane of column {name!r} does not say who is to move: it is not all 0 or all 1",
                     name,
-                    rows[bad[0]],
                     'hex4(third_plane="keep") where it says something else, such as which cells are empty',
+                    row=int(rows[bad[0]]),
                 )
             plane[...] = _other_colour(plane, "0/1")
         return block
@@ -121,25 +121,19 @@ class Symmetry:
         before = column[rows]
         bad = np.argwhere(_is_encoded_otherwise(before, role))
         if bad.size:
-            self._refuse_row(
-                f"column {{column!r}} has {before[tuple(bad[0])]}, which is not written as {role.written!r}",
+            self.refuse(
+                f"column {name!r} has {before[tuple(bad[0])]}, which is not written as {role.written!r}",
                 name,
-                rows[bad[0][0]],
                 f'hex4({role.kind}s={{"{name}": ...}}) with "signs", "0/1" or "1/2": the way it is written',
+                row=int(rows[bad[0][0]]),
             )
         changed = column.copy()
         changed[rows] = _other_colour(before, role.written)
         return changed
 
-    def _refuse_row(self, what: str, column: str, row: np.intp, remedy: str) -> NoReturn:
-        raise SpecError(
-            f"{self.name}: {what.format(column=column)}",
-            parameter="augmentation",
-            augmentation=self.name,
-            column=column,
-            row=int(row),
-            remedy=remedy,
-        )
+    def refuse(self, what: str, column: str | None, remedy: str, **where: Any) -> NoReturn:
+        where = {"parameter": "augmentation", "augmentation": self.name, "column": column} | where
+        raise SpecError(f"{self.name}: {what}", **where, remedy=remedy)
 
 
 _USUAL = {
@@ -320,13 +314,8 @@ class _Assignment(NamedTuple):
         return f"{self.asked.group}({settings}), each a name, several, or () for none: when all are given, others stay"
 
     def _refuse(self, what: str, column: str | None, remedy: str) -> NoReturn:
-        raise SpecError(
-            f"{self.asked.name}: {what}",
-            parameter="augmentation",
-            augmentation=self.asked.name,
-            column=column,
-            columns="\n".join(f"{name} {self._type_of(name)}" for name in self.schema),
-            remedy=remedy,
+        self.asked.refuse(
+            what, column, remedy, columns="\n".join(f"{name} {self._type_of(name)}" for name in self.schema)
         )
 
     def _type_of(self, name: str) -> str:

@@ -76,11 +76,7 @@ def table_of(data: Any) -> RolloutTable:
     if isinstance(data, list | tuple) and looks_like_paths(data, known_extensions()):
         return _of_files(data)
     if isinstance(data, Mapping):
-        raise SampleTypeError(
-            f"rollouts are rows, and this is one {type(data).__name__}",
-            parameter="rollout_data",
-            remedy="[rollout] for a single one, pyarrow.table(columns) for columns",
-        )
+        raise _no_rollouts(data)
     try:
         table = table_rows(data)
     except SpecError as error:
@@ -90,13 +86,17 @@ def table_of(data: Any) -> RolloutTable:
         arrow = table.table()
         return RolloutTable(arrow.num_rows, arrow.column_names, arrow.column)
     if not isinstance(data, Iterable) and not hasattr(data, "__getitem__"):
-        raise SampleTypeError(
-            f"a {type(data).__name__} holds no rollouts",
-            parameter="rollout_data",
-            remedy="a list of dicts or dataclasses, the path of a JSONL, Parquet or Arrow file, a table, a "
-            "DatasetBuffer or a RolloutLog",
-        )
+        raise _no_rollouts(data)
     return _of_rows(data if type(data) is list else list(data))
+
+
+def _no_rollouts(data: Any) -> SampleTypeError:
+    return SampleTypeError(
+        f"rollouts are rows, and this is one {type(data).__name__}",
+        parameter="rollout_data",
+        remedy="a list of dicts or dataclasses, the path of a JSONL, Parquet or Arrow file, a table, a "
+        "DatasetBuffer or a RolloutLog",
+    )
 
 
 # Rows

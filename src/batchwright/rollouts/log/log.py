@@ -302,12 +302,7 @@ class RolloutLog:
         """Groups [first, last) of those that were taken."""
         with self._shared.reading() as ledger:
             num_taken = len(ledger.taken)
-            if not 0 <= first <= last <= num_taken:
-                raise RowIndexError(
-                    f"groups {first:,} to {last:,} of {num_taken:,} that were taken",
-                    folder=self.path,
-                    remedy="log.take(last) first, which returns the number of groups",
-                )
+            self._check_range("groups", first, last, num_taken, "log.take(last)")
             answers = ledger.taken[first:last]
         epochs, rows = rows_of([answer.ordinal for answer in answers], self._begin)
         return [
@@ -319,13 +314,13 @@ class RolloutLog:
         """The number of the group of each of the uses [first, last): each is used `samples_per_insert` times."""
         with self._shared.reading() as ledger:
             num_uses = self._rounds.num_uses(len(ledger.taken), rules.is_over(ledger))
-            if not 0 <= first <= last <= num_uses:
-                raise RowIndexError(
-                    f"uses {first:,} to {last:,} of {num_uses:,} that are known",
-                    folder=self.path,
-                    remedy="log.take_uses(last) first, which returns the number of uses",
-                )
+            self._check_range("uses", first, last, num_uses, "log.take_uses(last)")
             return self._rounds.group_of(np.arange(first, last), rules.last_group(ledger))
+
+    def _check_range(self, noun: str, first: int, last: int, num_known: int, call: str) -> None:
+        if not 0 <= first <= last <= num_known:
+            what = f"{noun} {first:,} to {last:,} of {num_known:,} that were taken"
+            raise RowIndexError(what, folder=self.path, remedy=f"{call} first, which returns the number of {noun}")
 
     def groups_at(self, uses: ArrayLike) -> list[Group]:
         """The groups of some uses, by their numbers. Each is read once."""

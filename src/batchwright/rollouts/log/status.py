@@ -16,12 +16,12 @@ import numpy as np
 
 from batchwright.base.checks import at_least, local_path
 from batchwright.base.errors import SpecError, StoreError
-from batchwright.base.journal import read_records
+from batchwright.base.journal import Record, read_records
 from batchwright.rollouts.log import ledger as rules
 from batchwright.rollouts.log.folder import LogFolder
 from batchwright.rollouts.log.jobs import read_answer
-from batchwright.rollouts.log.ledger import Add, Begin, Contradiction, Event, GiveBack, Late, Ledger, Take
-from batchwright.rollouts.log.shared_ledger import damaged
+from batchwright.rollouts.log.ledger import Add, Begin, Event, GiveBack, Late, Ledger, Take
+from batchwright.rollouts.log.shared_ledger import replayed
 from batchwright.rollouts.log.stream import rounds_of, rows_of
 
 __all__ = ["Audit", "audit", "history", "ordinal_at", "status"]
@@ -36,9 +36,8 @@ def status(path: str | os.PathLike[str], position: int | None = None) -> Facts:
     journal does not have. `lost` and `used_twice` are counted from the events, not from the ledger's state.
     """
     with _opened(path) as folder:
-        ledger, events = Ledger(), []
-        for _, event in _replay(folder, ledger):
-            events.append(event)
+        ledger = Ledger()
+        events = [event for _, event in _replay(folder, ledger)]
         begin, found = ledger.first_event, audit(events)
         gone = [
             ordinal
@@ -99,8 +98,8 @@ def history(path: str | os.PathLike[str], ordinal: int) -> Facts:
     """The history of one prompt, in order, and its last answer."""
     with _opened(path) as folder:
         ledger, lines, answer, num_taken = Ledger(), [], None, 0
-        for number, event in _replay(folder, ledger):
-            when = {"record": number, "at": getattr(event, "at", None)}
+        for record, event in _replay(folder, ledger):
+            when = {"record": record.number, "at": getattr(event, "at", None)}
             lines += [{**when, **line} for line in _lines(event, ordinal, ledger, num_taken)]
             if isinstance(event, Add) and event.ordinal == ordinal:
                 answer = event
@@ -200,15 +199,8 @@ def _opened(path: str | os.PathLike[str]) -> Iterator[LogFolder]:
         folder.close()
 
 
-def _replay(folder: LogFolder, ledger: Ledger) -> Iterator[tuple[int, Event]]:
-    """(record, event) of the journal, each after the ledger has applied it."""
-    for record in read_records(folder.ledger_path):
-        try:
-            event = rules.decode(record.payload)
-            ledger.apply(event)
-        except Contradiction as error:
-            raise damaged(folder, record.number, error) from None
-        yield record.number, event
+def _replay(folder: LogFolder, ledger: Ledger) -> Iterator[tuple[Record, Event]]:
+    return replayed(folder, ledger, read_records(folder.ledger_path))
 
 
 # The audit: a count of the events alone, without the rules of the ledger, as a check on them
