@@ -29,8 +29,7 @@ from batchwright.base.machine import available_bytes
 from batchwright.base.progress import progress
 from batchwright.columns.arrays import numpy_to_arrow
 from batchwright.columns.shard import Column, Schema, ShardReader, content_mark, open_shard, peek
-from batchwright.pool.shard_files import ShardFile, shards_in
-from batchwright.pool.shard_ranges import extension_of, number_of
+from batchwright.pool.shard_files import ShardFile, extension_of, number_of, shards_in
 
 __all__ = ["FORMATS", "Conversion", "ConvertedShard", "ReadingSpeed", "convert"]
 
@@ -127,7 +126,8 @@ def convert(
 
 
 def _convert_one(shard: ShardFile, target: Path, name: str, made: _Manifest, allow_pickle: bool) -> ConvertedShard:
-    path, mark = target / name, _input_mark(shard.path)
+    # A cheap mark of content and age. Only parts of the file are hashed, so other parts may have changed.
+    path, mark = target / name, f"{content_mark(shard.path)}-{os.stat(shard.path).st_mtime_ns}"
     was_there = made.is_from(name, mark) and made.is_ours(name)
     if not was_there:
         part = target / _UNFINISHED / name  # the same extension: it is read back before it gets its place
@@ -163,11 +163,6 @@ def _convert_one(shard: ShardFile, target: Path, name: str, made: _Manifest, all
         bytes_after=os.path.getsize(path),
         was_there=was_there,
     )
-
-
-def _input_mark(path: str) -> str:
-    """A cheap mark of the content and age of a file. Only parts of it are hashed, so other parts may have changed."""
-    return f"{content_mark(path)}-{os.stat(path).st_mtime_ns}"
 
 
 def _numbered_chunks(shard: ShardReader) -> Iterator[tuple[slice, Columns]]:

@@ -312,14 +312,16 @@ class RefilledPool:
         for columns in chunks:
             packed = self._layout.pack(columns)
             while len(packed):
-                fewest = placed + min(_FEWEST_PLACED, len(packed))
-                self._wait(lambda fewest=fewest: num_free() >= fewest, is_starved=True)
+                self._wait_for_places(num_free, placed + min(_FEWEST_PLACED, len(packed)))
                 num = min(num_free() - placed, len(packed))
                 self._records[places[placed : placed + num]] = packed[:num]
                 packed, placed = packed[num:], placed + num
                 with self._changed:
                     self._share_read = placed / len(places)
                     self._changed.notify_all()
+
+    def _wait_for_places(self, num_free: Callable[[], int], fewest: int) -> None:
+        self._wait(lambda: num_free() >= fewest, is_starved=True)
 
     def _wait(self, until: Callable[[], bool], is_starved: bool = False) -> None:
         """Wait as the reader, until something holds."""

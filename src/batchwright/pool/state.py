@@ -14,8 +14,7 @@ from batchwright.base.errors import PlanError
 from batchwright.base.fingerprint import fingerprint
 from batchwright.base.words import counted, listed, shortened
 from batchwright.order.refills import PoolSize
-from batchwright.pool.shard_files import ShardFile
-from batchwright.pool.shard_ranges import parse_range, range_text
+from batchwright.pool.shard_files import ShardFile, parse_range, range_text
 
 __all__ = ["Cursor", "SavedState", "ShardNames", "SizeFrom", "State", "state_of"]
 

@@ -199,13 +199,14 @@ class RunState:
         lanes = self.cursor.lanes
         if lanes % process.num_processes == 0:
             return
+        divisors = ", ".join(str(n) for n in range(1, lanes + 1) if lanes % n == 0)
         raise PlanError(
             f"this stream is in mid-epoch with {counted(lanes, 'lane')}, "
             f"which {process.num_processes} processes cannot share evenly",
             parameter="num_workers" if process.workers else "world_size",
             lanes=lanes,
             processes=f"ranks: {process.world_size}, workers of each: {process.workers}",
-            remedy=f"ranks x workers that divide {lanes}: {_divisors(lanes)}; or "
+            remedy=f"ranks x workers that divide {lanes}: {divisors}; or "
             f"reset(epoch={self.cursor.epoch + 1}), which leaves out the rest of this epoch",
         )
 
@@ -246,7 +247,3 @@ class RunState:
         if saved.lanes and is_at_end and self.own_lanes is None:
             return saved.next_epoch()
         return saved
-
-
-def _divisors(number: int) -> str:
-    return ", ".join(str(n) for n in range(1, number + 1) if number % n == 0)

@@ -19,6 +19,7 @@ Other libraries differ in the details: `batchwright.rl.dialects` has their conve
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -93,7 +94,7 @@ def gae(
         after = _one_per_row("bootstrap", bootstrap, len(rewards))
     rewards, values = rewards.astype(dtype, copy=False), values.astype(dtype, copy=False)
     advantages, returns = np.empty(rewards.shape, dtype), np.empty(rewards.shape, dtype)
-    walk = _step_all_rows
+    walk: Callable[..., None] = _step_all_rows
     if rewards.size >= _WORTH_COMPILING and numba_or_none() is not None:
         walk = _walk_compiled
     walk(rewards, values, after, is_mine, is_done, gamma, gamma * lam, gaps == "carry", advantages, returns)

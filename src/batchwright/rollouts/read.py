@@ -78,8 +78,10 @@ class _Tokens(NamedTuple):
 
     def placed(self, numbers: Ragged) -> NDArray[np.float32]:
         """Numbers of all response tokens, or of all trained ones, at their tokens; 0 elsewhere."""
-        is_of_all = len(numbers.flat) == int(self.num_response.sum())
-        return spread(numbers.flat, self.is_response if is_of_all else self.is_trained, np.float32)
+        places = self.is_trained
+        if len(numbers.flat) == int(self.num_response.sum()):
+            places = self.is_response
+        return spread(numbers.flat, places, np.float32)
 
 
 def _end_to_end(prompt: Ragged, response: Ragged, trained: NDArray[np.bool_] | None) -> _Tokens:
@@ -145,8 +147,10 @@ class _Reading:
         if len(missing) == len(self.table):
             return None
         what = f"this row has no {name!r}, and {len(self.table) - len(missing):,} of {len(self.table):,} have one"
-        otherwise = "" if key in ("prompt", "response", "reward") else ", or in none"
-        raise self._error(key, int(missing[0]), what, f"{name!r} in every row{otherwise}", column=name)
+        remedy = f"{name!r} in every row"
+        if key not in ("prompt", "response", "reward"):
+            remedy += ", or in none"
+        raise self._error(key, int(missing[0]), what, remedy, column=name)
 
     def _required(self, key: str) -> Any:
         column = self._column(key)
@@ -373,7 +377,7 @@ def _checked_names(columns: Mapping[str, str] | None, table: RolloutTable) -> di
 
 def _unknown(what: str, name: object, known: Sequence[str]) -> SpecError:
     near = suggest(str(name), known)
-    remedy = repr(near) if near else "columns={'response': 'completion'}"
+    remedy = f"{near!r}" if near else "one of those that are known"
     return SpecError(what, parameter="columns", known=listed(map(repr, known), 12), remedy=remedy)
 
 

@@ -49,7 +49,9 @@ class Encoder:
     """A tokenizer that is needed only for text, and encodes each text once."""
 
     def __init__(self, tokenizer: Any, chat_template: Any, vocab_size: int | None) -> None:
-        self.tokenizer: Any | None = None if tokenizer is None else resolve_tokenizer(tokenizer, vocab_size=vocab_size)
+        self.tokenizer: Any | None = tokenizer
+        if tokenizer is not None:
+            self.tokenizer = resolve_tokenizer(tokenizer, vocab_size=vocab_size)
         if isinstance(self.tokenizer, CharsTokenizer) and self.tokenizer.chars is None:
             raise TokenizerError(
                 "a vocabulary of characters is made from text, and rollouts need theirs before",
@@ -186,7 +188,7 @@ def _is_list_of_numbers(kind: Any) -> bool:
     kind = getattr(kind, "storage_type", kind)
     if pa.types.is_dictionary(kind) or not hasattr(kind, "value_type"):
         return False
-    return pa.types.is_primitive(kind.value_type) or pa.types.is_null(kind.value_type)
+    return bool(pa.types.is_primitive(kind.value_type) or pa.types.is_null(kind.value_type))
 
 
 def _with_kind(value: Any, number: int, key: str) -> tuple[Any, str]:
@@ -197,20 +199,15 @@ def _with_kind(value: Any, number: int, key: str) -> tuple[Any, str]:
         raise BadValue(number, what, "text, or token ids", key=key)
     if kind in ("text", "list"):
         return value, kind
-    turns = _as_turns(value)
+    if kind == "object":
+        kind, value = "turns", [value]
+    turns = value.tolist() if hasattr(value, "tolist") else list(value)
     for place, turn in enumerate(turns):
         if not isinstance(turn, Mapping):
             raise BadValue(number, f"turn {place} of it is a {type(turn).__name__}, not an object", key=key)
-    has_ids = any(turn.get("token_ids") is not None for turn in turns)
-    return turns, "marked" if has_ids else "turns"
-
-
-def _as_turns(value: Any) -> list[Any]:
-    if isinstance(value, list):
-        return value
-    if isinstance(value, Mapping):
-        return [value]
-    return list(value.tolist() if hasattr(value, "tolist") else value)
+    if any(turn.get("token_ids") is not None for turn in turns):
+        kind = "marked"
+    return turns, kind
 
 
 # Each kind
@@ -264,7 +261,9 @@ def _turns_as_they_are(rows: Sequence[Any], encoder: Encoder) -> tuple[Ragged, N
             if content is None:
                 content, of_kind = turn.get("content"), texts
                 if not isinstance(content, str):
-                    raise _without_content(content, number, place)
+                    kind = type(content).__name__.replace("NoneType", "null")
+                    what = f"turn {place} has no token_ids, and its content is {kind}"
+                    raise BadValue(number, what, "text as content, or token_ids")
             of_kind.append(len(owners))
             owners.append(number)
             contents.append(content)
@@ -279,13 +278,6 @@ def _turns_as_they_are(rows: Sequence[Any], encoder: Encoder) -> tuple[Ragged, N
     found = _end_to_end(parts).take(np.argsort([*texts, *lists], kind="stable"))
     lengths = np.bincount(owners, found.lengths, len(rows)).astype(np.int64)
     return Ragged(found.flat, lengths), np.repeat(np.array(trained, bool), found.lengths)
-
-
-def _without_content(content: Any, number: int, place: int) -> BadValue:
-    kind = "null" if content is None else f"a {type(content).__name__}"
-    return BadValue(
-        number, f"turn {place} has no token_ids, and its content is {kind}", "text as content, or token_ids"
-    )
 
 
 def _is_trained(turn: Mapping[str, Any], number: int, place: int) -> bool:

@@ -58,7 +58,9 @@ class RolloutTable:
 
     def column(self, name: str) -> Any:
         """A list with None for a row without it; an Arrow column; or None, if no row has it."""
-        return self._column(name) if name in self.names else None
+        if name not in self.names:
+            return None
+        return self._column(name)
 
     def where(self, row: int) -> dict[str, Any]:
         """The place of a row, for an error."""
@@ -87,7 +89,7 @@ def table_of(data: Any) -> RolloutTable:
         return RolloutTable(arrow.num_rows, arrow.column_names, arrow.column)
     if not isinstance(data, Iterable) and not hasattr(data, "__getitem__"):
         raise _no_rollouts(data)
-    return _of_rows(data if type(data) is list else list(data))
+    return _of_rows(list(data))
 
 
 def _no_rollouts(data: Any) -> SampleTypeError:
@@ -144,8 +146,9 @@ def _mapping(row: Any, number: int) -> Mapping[str, Any]:
 def _of_files(source: Any) -> RolloutTable:
     files = list_files(source)
     formats = {kind.name: kind for kind in (format_for(file.path) for file in files)}
-    found = _of_arrow_files(files) if formats.keys() <= {"arrow", "parquet"} else None
-    return found or _of_read_rows(files, formats)
+    if formats.keys() <= {"arrow", "parquet"}:
+        return _of_arrow_files(files) or _of_read_rows(files, formats)
+    return _of_read_rows(files, formats)
 
 
 def _of_read_rows(files: Sequence[InputFile], formats: Mapping[str, Format]) -> RolloutTable:

@@ -16,9 +16,8 @@ from batchwright.rollouts.log import ledger as rules
 from batchwright.rollouts.log.folder import LogFolder
 from batchwright.rollouts.log.groups import StoredGroup, columns_of, decode_group, encode_group
 from batchwright.rollouts.log.ledger import Add, Begin, Drop, GiveBack, Late, Lease, Ledger, Renew
-from batchwright.rollouts.log.prompts import Prompts
 from batchwright.rollouts.log.shared_ledger import SharedLedger
-from batchwright.rollouts.log.stream import rows_of
+from batchwright.rollouts.log.stream import Prompts, rows_of
 
 __all__ = ["Jobs", "PromptJob", "read_answer"]
 

@@ -22,7 +22,6 @@ from batchwright.rollouts.log.folder import LogFolder
 from batchwright.rollouts.log.groups import Group, checked_group, prompt_group
 from batchwright.rollouts.log.jobs import Jobs, PromptJob, read_answer
 from batchwright.rollouts.log.ledger import Ledger
-from batchwright.rollouts.log.prompts import read_prompts
 from batchwright.rollouts.log.shared_ledger import SharedLedger
 from batchwright.rollouts.log.stream import Rounds, rounds_of, rows_of
 from batchwright.typing import Data
@@ -96,7 +95,9 @@ class RolloutLog:
         self.stale: str = one_of(("reissue", "drop"), stale=stale)
         self.vocab_size: int | None = _optional(1, vocab_size=vocab_size)
         self.read_only: bool = bool(read_only)
-        self._prompts = None if prompts is None else read_prompts(prompts, prompt_column, format, self.vocab_size)
+        self._prompts: stream.Prompts | None = None
+        if prompts is not None:
+            self._prompts = stream.read_prompts(prompts, prompt_column, format, self.vocab_size)
         self._warned_of_lower_version = False
         self._open(given)
 

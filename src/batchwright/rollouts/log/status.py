@@ -105,10 +105,8 @@ def history(path: str | os.PathLike[str], ordinal: int) -> Facts:
                 answer = event
             num_taken = len(ledger.taken)
         if not 0 <= ordinal < ledger.cursor:
-            remedy = f"an ordinal from 0 to {ledger.cursor - 1:,}" if ledger.cursor else "next_prompts issues the first"
-            raise SpecError(
-                f"prompt {ordinal:,} was never issued", parameter="ordinal", folder=folder.path, remedy=remedy
-            )
+            what, remedy = f"prompt {ordinal:,} was never issued", f"an ordinal below {ledger.cursor:,}"
+            raise SpecError(what, parameter="ordinal", folder=folder.path, remedy=remedy)
         begin = ledger.first_event
         (epoch,), (row,) = rows_of([ordinal], begin)
         facts: Facts = {"ordinal": ordinal, "epoch": epoch, "row": row, "events": lines, "answer": None}
@@ -142,8 +140,8 @@ def ordinal_at(path: str | os.PathLike[str], position: int) -> tuple[int, int]:
     rounds = rounds_of(begin)
     num_uses = rounds.num_uses(len(ledger.taken), rules.is_over(ledger))
     if not 0 <= use < num_uses:
-        remedy = f"a position from 0 to {num_uses * begin.group_size - 1:,}" if num_uses else "take some first"
-        raise SpecError(f"no row was taken at position {position:,}", parameter="position", folder=path, remedy=remedy)
+        what, remedy = f"no row was taken at position {position:,}", f"a position below {num_uses * begin.group_size:,}"
+        raise SpecError(what, parameter="position", folder=path, remedy=remedy)
     (group,) = rounds.group_of(np.array([use]), rules.last_group(ledger)).tolist()
     return ledger.taken[group].ordinal, response
 
