@@ -83,10 +83,6 @@ class PoolPlan:
         """Bytes that the lanes of a rank take with `rows` rows in each."""
         return self.needs.bytes_of(rows, self._entries(lanes)) * max(1, lanes_here)
 
-    def _lane_limit(self, lanes_here: int) -> int:
-        """Bytes that each lane may take."""
-        return self.max_memory_bytes // max(1, lanes_here)
-
     def _entries(self, lanes: int) -> int:
         if self.in_order:
             return 1
@@ -99,7 +95,7 @@ class PoolPlan:
 
     def _most_rows(self, lanes: int, lanes_here: int) -> int:
         """Rows that a lane may hold by the memory limit."""
-        return self.needs.most_rows(self._lane_limit(lanes_here), self._entries(lanes))
+        return self.needs.most_rows(self.max_memory_bytes // max(1, lanes_here), self._entries(lanes))
 
     def _rows_at_most(self, lanes: int) -> int:
         """The most rows that a lane ever holds, for any limit."""
@@ -129,7 +125,7 @@ class PoolPlan:
         )
         pools = {}
         for lane in mine:
-            rows = self._lane_shards(lane, lanes, self._lane_limit(lanes_here))
+            rows = self._lane_shards(lane, lanes, self.max_memory_bytes // max(1, lanes_here))
             refills = self._refills(rows, cursor, lane)
             names = self._names(cursor.epoch, lane)
             pools[lane] = RefilledPool(rows, refills, cursor.drawn[lane], self.shards.schema, room, names)

@@ -458,18 +458,7 @@ def discover_and_split_multiple_data(
     """
     share, seed = _checked_split(validation_split), whole_number(random_seed=random_seed)
     found = find_shards(data_dirs, shard_ranges)
-    counts = [min(round(len(shards) * share), max(0, len(shards) - 1)) for shards in found]
-    if share and not any(counts):
-        largest = max(range(len(found)), key=lambda index: len(found[index]))
-        if len(found[largest]) < 2:
-            raise SpecError(
-                "no shard can be kept for validation: no directory has two",
-                parameter="validation_split",
-                directories=listed(data_dirs),
-                shard_ranges=listed(map(repr, shard_ranges)),
-                remedy="more shards, smaller ones; or validation_split=0",
-            )
-        counts[largest] = 1
+    counts = _num_kept(found, share, directories=listed(data_dirs), shard_ranges=listed(map(repr, shard_ranges)))
     train, validation = [], []
     for shards, count in zip(found, counts, strict=True):
         kept = set(sorted(shards, key=lambda shard: _noise(seed, shard))[:count])
@@ -482,6 +471,23 @@ def discover_and_split_multiple_data(
         train_shards=tuple(itertools.chain.from_iterable(train)),
         validation_shards=tuple(itertools.chain.from_iterable(validation)),
     )
+
+
+def _num_kept(found: Sequence[Sequence[ShardFile]], share: float, **where: str) -> list[int]:
+    """The number of shards of each directory that are kept for validation. An error names `where`."""
+    counts = [min(round(len(shards) * share), max(0, len(shards) - 1)) for shards in found]
+    if not share or any(counts):
+        return counts
+    largest = max(range(len(found)), key=lambda index: len(found[index]))
+    if len(found[largest]) < 2:
+        raise SpecError(
+            "no shard can be kept for validation: no directory has two",
+            parameter="validation_split",
+            **where,
+            remedy="more shards, smaller ones; or validation_split=0",
+        )
+    counts[largest] = 1
+    return counts
 
 
 def _noise(seed: int, shard: ShardFile) -> tuple[int, int]:
