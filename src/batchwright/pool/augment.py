@@ -272,7 +272,9 @@ def _encodings(**parameter: Any) -> tuple[tuple[str, str], ...] | None:
     ((called, given),) = parameter.items()
     if not isinstance(given, Mapping):
         names = _names(**parameter)
-        return names and tuple((name, "") for name in names)
+        if names is None:
+            return None
+        return tuple((name, "") for name in names)
     for how in given.values():
         one_of(get_args(Written), **{called: how})
     return tuple(given.items())
