@@ -10,8 +10,7 @@ import pytest
 
 from batchwright.base.errors import BatchwrightError
 from batchwright.columns.shard import open_shard
-from batchwright.pool.shard_files import discover_and_split_multiple_data, find_shards
-from batchwright.pool.shard_ranges import parse_range
+from batchwright.pool.shard_files import discover_and_split_multiple_data, find_shards, parse_range
 
 WORDING: dict[str, tuple[Callable[[], object], str]] = {
     "a range that is reversed": (

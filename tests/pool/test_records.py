@@ -7,7 +7,7 @@ import pytest
 
 from batchwright.base.memory import BlockPool
 from batchwright.columns.shard import Column
-from batchwright.pool.records import RecordLayout
+from batchwright.pool.refilled import RecordLayout
 
 
 @pytest.mark.parametrize("dtype", ["?", "u1", "i2", "f2", "u4", "f4", "i8", "f8"])

@@ -183,14 +183,6 @@ BAD = {
         {"file": "a/shard_0003.npz"},
         "",
     ),
-    "a name of bytes": Case(
-        lambda folder: open(os.fsencode(folder) + b"/a/\xff_3.npz", "w").close(),
-        ["a"],
-        ["all"],
-        SourceError,
-        {"file": r"'a/\udcff_3.npz'"},
-        "rename",
-    ),
     "no directory": Case(
         None, ["aa"], ["all"], SourceError, {"directory": "aa", "reason": "No such file or directory"}, "shard_0000.npz"
     ),

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchwright.base.errors import SpecError
-from batchwright.pool.shard_ranges import choose, extension_of, number_of, parse_range, range_text
+from batchwright.pool.shard_files import choose, extension_of, number_of, parse_range, range_text
 from refusals import refused
 
 

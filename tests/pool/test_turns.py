@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchwright.pool.turns import even_ends, lane_sizes, lanes_of_rank, lanes_of_worker, next_lane, take_turns
+from batchwright.pool.plan import lane_sizes
+from batchwright.pool.turns import even_ends, lanes_of_rank, lanes_of_worker, next_lane, take_turns
 
 NEVER = 1 << 62
 DRAWN = st.lists(st.integers(0, 40), min_size=1, max_size=6)

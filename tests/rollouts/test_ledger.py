@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchwright.base.errors import SampleError
-from batchwright.rollouts.log.audit import audit
 from batchwright.rollouts.log.ledger import (
     Add,
     Begin,
@@ -32,6 +31,7 @@ from batchwright.rollouts.log.ledger import (
     is_over,
     to_issue,
 )
+from batchwright.rollouts.log.status import audit
 from refusals import refused
 
 BEGIN = Begin("prompts", 4, 2, 0, True, 2, 1, None)

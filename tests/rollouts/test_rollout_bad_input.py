@@ -415,7 +415,7 @@ def test_a_damaged_arrow_file_is_named(tmp_path: Path) -> None:
     ("data", "says", "where"),
     [
         (ROW, "one dict", {"parameter": "rollout_data"}),
-        (7, "a int", {"parameter": "rollout_data"}),
+        (7, "one int", {"parameter": "rollout_data"}),
         ([ROW, "a response"], "a str", {"row": 1}),
         ([dict, dict], "a type", {"row": 0}),
     ],

@@ -730,7 +730,7 @@ BAD = {
     "a reward that is NaN": ({"rewards": [1.0, math.nan]}, "the reward is nan", "rewards", 1),
     "a reward that is infinite": ({"rewards": [math.inf, 1.0]}, "the reward is inf", "rewards", 0),
     "a reward that is missing": ({"rewards": [1.0, None]}, "without a reward", "rewards", 1),
-    "a reward that is text": ({"rewards": ["good", 1.0]}, "a reward is a number", "rewards", 0),
+    "a reward that is text": ({"rewards": ["good", 1.0]}, "rewards are numbers", "rewards", 0),
     "a token's reward that is NaN": ({"rewards": [[0, math.nan, 1], 1.0]}, "NaN or infinite", "rewards", 0),
     "rewards of other tokens": ({"rewards": [[0, 1], 1.0]}, "2 numbers for a response of 3 tokens", "rewards", 0),
     "log-probs of other tokens": (

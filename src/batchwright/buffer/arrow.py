@@ -30,7 +30,7 @@ from batchwright.buffer.schema import (
     plain_type,
     types_inside,
 )
-from batchwright.columns.arrays import tensors_to_numpy
+from batchwright.columns.arrow import tensors_to_numpy
 
 __all__ = [
     "as_table",

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from batchwright.columns.arrays import numpy_dtype
+from batchwright.columns.arrow import numpy_dtype
 
 __all__ = [
     "Columns",

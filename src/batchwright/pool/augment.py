@@ -191,11 +191,7 @@ def dihedral8(boards: Names = None, moves: Names = None, policies: Names = None)
     >>> turned["board"].tolist(), turned["move"].tolist()
     ([[[2, 4], [1, 3]]], [0])
     """
-    return _augmentation(
-        Symmetry(
-            "dihedral8", boards=_names(boards=boards), moves=_names(moves=moves), policies=_names(policies=policies)
-        )
-    )
+    return _augmentation(Symmetry("dihedral8", _names(boards=boards), _names(moves=moves), _names(policies=policies)))
 
 
 def hex4(
@@ -242,13 +238,13 @@ def hex4(
     one_of(get_args(ThirdPlane), third_plane=third_plane)
     symmetry = Symmetry(
         "hex4",
-        boards=_names(boards=boards),
-        moves=_names(moves=moves),
-        policies=_names(policies=policies),
-        players=_encodings(players=players),
-        values=_encodings(values=values) or (),
-        colours=colours,
-        third_plane=third_plane,
+        _names(boards=boards),
+        _names(moves=moves),
+        _names(policies=policies),
+        _encodings(players=players),
+        _encodings(values=values) or (),
+        colours,
+        third_plane,
     )
     return _augmentation(symmetry)
 
@@ -262,15 +258,12 @@ def _names(**parameter: Any) -> tuple[str, ...] | None:
     ((called, given),) = parameter.items()
     if given is None:
         return None
-    if isinstance(given, str) or not isinstance(given, Iterable):
-        given = (given,)
-    names = tuple(given)
+    names = (given,)
+    if not isinstance(given, str) and isinstance(given, Iterable):
+        names = tuple(given)
     if not all(isinstance(name, str) for name in names):
-        raise SpecError(
-            f"{called}={shortened(given, 60)} does not name columns",
-            parameter=called,
-            remedy=f'{called}="name", or ("one", "other"), or () for none',
-        )
+        what, remedy = "does not name columns", f'{called}="name", or ("one", "other"), or () for none'
+        raise SpecError(f"{called}={shortened(given, 60)} {what}", parameter=called, remedy=remedy)
     return names
 
 
@@ -279,7 +272,9 @@ def _encodings(**parameter: Any) -> tuple[tuple[str, str], ...] | None:
     ((called, given),) = parameter.items()
     if not isinstance(given, Mapping):
         names = _names(**parameter)
-        return None if names is None else tuple((name, "") for name in names)
+        if names is None:
+            return None
+        return tuple((name, "") for name in names)
     for how in given.values():
         one_of(get_args(Written), **{called: how})
     return tuple(given.items())

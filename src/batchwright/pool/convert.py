@@ -16,7 +16,7 @@ import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.lib import format as npy
@@ -27,9 +27,9 @@ from batchwright.base.errors import SourceError, SpecError
 from batchwright.base.files import exclusive, out_of_space_at, publish, write_whole
 from batchwright.base.machine import available_bytes
 from batchwright.base.progress import progress
-from batchwright.columns.shard import Schema, ShardReader, content_mark, open_shard, peek
-from batchwright.pool.shard_files import ShardFile, shards_in
-from batchwright.pool.shard_ranges import extension_of, number_of
+from batchwright.columns.arrow import numpy_to_arrow
+from batchwright.columns.shard import Column, Schema, ShardReader, content_mark, open_shard, peek
+from batchwright.pool.shard_files import ShardFile, extension_of, number_of, shards_in
 
 __all__ = ["FORMATS", "Conversion", "ConvertedShard", "ReadingSpeed", "convert"]
 
@@ -126,7 +126,8 @@ def convert(
 
 
 def _convert_one(shard: ShardFile, target: Path, name: str, made: _Manifest, allow_pickle: bool) -> ConvertedShard:
-    path, mark = target / name, _input_mark(shard.path)
+    # A cheap mark of content and age. Only parts of the file are hashed, so other parts may have changed.
+    path, mark = target / name, f"{content_mark(shard.path)}-{os.stat(shard.path).st_mtime_ns}"
     was_there = made.is_from(name, mark) and made.is_ours(name)
     if not was_there:
         part = target / _UNFINISHED / name  # the same extension: it is read back before it gets its place
@@ -162,11 +163,6 @@ def _convert_one(shard: ShardFile, target: Path, name: str, made: _Manifest, all
         bytes_after=os.path.getsize(path),
         was_there=was_there,
     )
-
-
-def _input_mark(path: str) -> str:
-    """A cheap mark of the content and age of a file. Only parts of it are hashed, so other parts may have changed."""
-    return f"{content_mark(path)}-{os.stat(path).st_mtime_ns}"
 
 
 def _numbered_chunks(shard: ShardReader) -> Iterator[tuple[slice, Columns]]:
@@ -225,19 +221,15 @@ class _Manifest:
 
 def _check_folders(source: str, target: Path) -> None:
     if os.path.realpath(source) == os.path.realpath(target):
-        raise SpecError(
-            "shards are not converted into the folder that they are in: numbers would be there twice",
-            parameter="out",
-            directory=source,
-            remedy=f"another folder, such as {os.path.normpath(source)}_converted",
-        )
+        what = "shards are not converted into the folder that they are in: numbers would be there twice"
+        _refuse(what, f"another folder, such as {os.path.normpath(source)}_converted", directory=source)
     if target.exists() and not target.is_dir():
-        raise SpecError(
-            "shards are written into a folder, and this is a file",
-            parameter="out",
-            file=target,
-            remedy=f"another name, such as {target}_shards",
-        )
+        what = "shards are written into a folder, and this is a file"
+        _refuse(what, f"another name, such as {target}_shards", file=target)
+
+
+def _refuse(what: str, remedy: str, **where: Any) -> NoReturn:
+    raise SpecError(what, parameter="out", **where, remedy=remedy)
 
 
 def _name_for(path: str, to: str) -> str:
@@ -251,23 +243,13 @@ def _check_outputs(target: Path, names: dict[int, str], made: _Manifest, force: 
         there = sorted(entry.name for entry in entries if not entry.name.startswith(".") and extension_of(entry.name))
     for name in there:
         number = number_of(name)
-        wanted = names.get(number) if number is not None else None
-        if wanted is not None and wanted != name:
-            raise SpecError(
-                f"shard {number} is in this folder already, as {name}",
-                parameter="out",
-                folder=target,
-                file=name,
-                remedy=f"move {name} away, or convert into another folder",
-            )
+        wanted = None if number is None else names.get(number)
+        if wanted not in (None, name):
+            remedy = f"move {name} away, or convert into another folder"
+            _refuse(f"shard {number} is in this folder already, as {name}", remedy, folder=target, file=name)
         if wanted == name and not force and not made.is_ours(name):
-            raise SpecError(
-                f"{name} is in this folder already, and was not made by converting, or was changed since",
-                parameter="out",
-                folder=target,
-                file=name,
-                remedy="another folder, or --force (force=True) to write over it",
-            )
+            what = f"{name} is in this folder already, and was not made by converting, or was changed since"
+            _refuse(what, "another folder, or --force (force=True) to write over it", folder=target, file=name)
 
 
 def _check_written(part: Path, columns: Columns, source: str, path: Path) -> None:
@@ -290,15 +272,14 @@ def _check_written(part: Path, columns: Columns, source: str, path: Path) -> Non
 
 
 def _is_same(shard: ShardReader, columns: Columns) -> bool:
-    expected = {name: (values.dtype, values.shape[1:]) for name, values in columns.items()}
-    if {name: (column.dtype, column.shape) for name, column in shard.schema.items()} != expected:
+    expected = {name: Column(values.dtype, values.shape[1:]) for name, values in columns.items()}
+    if shard.schema != expected or shard.rows != len(next(iter(columns.values()))):
         return False
-    # By bytes: a NaN is not equal to itself.
-    return shard.rows == len(next(iter(columns.values()))) and all(
-        np.ascontiguousarray(values).tobytes() == columns[name][rows].tobytes()
-        for rows, chunk in _numbered_chunks(shard)
-        for name, values in chunk.items()
-    )
+    for rows, chunk in _numbered_chunks(shard):
+        for name, values in chunk.items():
+            if np.ascontiguousarray(values).tobytes() != columns[name][rows].tobytes():  # a NaN is not equal to itself
+                return False
+    return True
 
 
 # Formats
@@ -344,8 +325,6 @@ def _table(columns: Columns) -> Any:
     """Arrays of more than one axis as lists of fixed size, inside each other: every reader of Arrow has those."""
     import pyarrow as pa
 
-    from batchwright.columns.arrow import numpy_to_arrow
-
     return pa.table({name: numpy_to_arrow(values) for name, values in columns.items()})
 
 
@@ -375,7 +354,9 @@ def _measure(
         rows, count = rows + (peek(output).rows or 0), count + 1
         if before + after > _MEASURE_SECONDS:
             break
-    return ReadingSpeed(rows / before, rows / after, count, rows) if count else None
+    if not count:
+        return None
+    return ReadingSpeed(rows / before, rows / after, count, rows)
 
 
 def _seconds_of_reading(path: str, **options: Any) -> float:

@@ -17,16 +17,15 @@ from batchwright.base.checks import at_least, one_of, whole_number
 from batchwright.base.errors import SpecError
 from batchwright.base.words import counted
 from batchwright.batches.frameworks import adapter
-from batchwright.batches.ranks import find_ranks
+from batchwright.batches.ranks import Ranks, find_ranks
 from batchwright.columns.shard import Schema
 from batchwright.order.mixing_report import MixingReport
 from batchwright.pool.augment import Augmentation, augmentation_for
 from batchwright.pool.memory import MemoryReport
 from batchwright.pool.passes import Passes, Transform
 from batchwright.pool.plan import PoolPlan, TracedPosition
-from batchwright.pool.refilled import Columns
 from batchwright.pool.shard_files import ShardFile, discover_and_split_multiple_data, find_shards, shard_sequence
-from batchwright.pool.shards import ShardSet
+from batchwright.pool.shards import Columns, ShardSet
 from batchwright.pool.state import Cursor, State
 from batchwright.pool.turns import lanes_of_rank
 
@@ -96,14 +95,12 @@ class StreamingMixedShardDataset:
         self.batch_size: int | None = batch_size
         if batch_size is not None:
             self._checked_batch(batch_size)
-        self.max_examples_unaugmented: int | None = max_examples_unaugmented
         if max_examples_unaugmented is not None:
             at_least(1, max_examples_unaugmented=max_examples_unaugmented)
-        self.on_memory_limit: str = one_of(("raise", "stop"), on_memory_limit=on_memory_limit)
-        self.transform: Transform | None = _checked_transform(transform)
+        _check(transform, on_memory_limit)
         self.is_validation: bool = bool(is_validation)
         self.drop_last: bool = bool(drop_last)
-        self._augmentation = _augmentation(augmentation, enable_augmentation and not is_validation)
+        chosen = _augmentation(augmentation, enable_augmentation and not is_validation)
         threshold, memory = _checked_threshold(refill_threshold, self.pool_size), _checked_memory(max_memory_gb)
         shards = ShardSet(
             shard_sequence(find_shards(data_dirs, shard_ranges)),
@@ -115,37 +112,26 @@ class StreamingMixedShardDataset:
         plan = PoolPlan(
             shards=shards,
             seed=_seed(random_seed),
-            factor=self.factor,
+            factor=1 if chosen is None else chosen.factor,
             pool_entries=self.pool_size,
             threshold=threshold,
             max_memory_bytes=memory,
             in_order=self.is_validation,
             verbose=bool(verbose),
         )
-        self._passes = self._passes_of(plan, random_seed is not None, rank, world_size)
-
-    def _passes_of(self, plan: PoolPlan, is_seed_given: bool, rank: int | None, world_size: int | None) -> Passes:
-        for name, share in self._shares(plan).items():
-            log.log(logging.INFO if plan.verbose else logging.DEBUG, "%s: %.1f %% of the shards", name, 100 * share)
-        given_ranks = None
-        if rank is not None or world_size is not None:
-            given_ranks = find_ranks(rank, world_size)
-        return Passes(
+        self.passes: Passes = Passes(
             plan=plan,
             num_directories=len(self.data_dirs),
-            augmentation=self._augmentation,
-            transform=self.transform,
-            is_seed_given=is_seed_given,
-            can_stop=self.on_memory_limit == "stop",
-            given_ranks=given_ranks,
+            augmentation=chosen,
+            transform=transform,
+            is_seed_given=random_seed is not None,
+            can_stop=on_memory_limit == "stop",
+            given_ranks=_given_ranks(rank, world_size),
         )
+        """The stream behind this dataset, for adapters."""
+        self._log_weights()
 
     # Properties
-
-    @property
-    def passes(self) -> Passes:
-        """The stream behind this dataset, for adapters."""
-        return self._passes
 
     @property
     def schema(self) -> Schema:
@@ -160,21 +146,21 @@ class StreamingMixedShardDataset:
     @property
     def directory_weights(self) -> dict[str, float]:
         """The share of each directory, by its number of shards."""
-        return self._shares(self._plan)
-
-    def _shares(self, plan: PoolPlan) -> dict[str, float]:
-        files = plan.shards.files
+        files = self._plan.shards.files
         shares = dict.fromkeys(self.data_dirs, 0)
         for file in files:
             shares[self.data_dirs[file.directory]] += 1
         return {name: count / len(files) for name, count in shares.items()}
 
+    def _log_weights(self) -> None:
+        level = logging.INFO if self._plan.verbose else logging.DEBUG
+        for name, share in self.directory_weights.items():
+            log.log(level, "%s: %.1f %% of the shards", name, 100 * share)
+
     @property
     def factor(self) -> int:
         """Entries that each position gives."""
-        if self._augmentation is None:
-            return 1
-        return self._augmentation.factor
+        return self._plan.factor
 
     @property
     def num_entries(self) -> int:
@@ -193,28 +179,28 @@ class StreamingMixedShardDataset:
     @property
     def stopped_early(self) -> bool:
         """Whether the last pass ended at the memory limit, before its epoch did (on_memory_limit="stop")."""
-        return self._passes.stopped_early
+        return self.passes.stopped_early
 
     @property
     def _plan(self) -> PoolPlan:
-        return self._passes.plan
+        return self.passes.plan
 
     @property
     def _cursor(self) -> Cursor:
-        return self._passes.run.cursor
+        return self.passes.run.cursor
 
     def __len__(self) -> int:
         """The length of a whole epoch on this rank: positions, or batches if there is a batch_size."""
         if self.batch_size is not None:
             return self.num_batches(self.batch_size)
-        ranks = self._passes.ranks
+        ranks = self.passes.ranks
         return self._plan.lane_sizes(ranks.world_size)[ranks.rank]
 
     def num_batches(self, batch_size: int, *, drop_last: bool | None = None, num_workers: int = 0) -> int:
         """Batches of `batch_size` in a whole epoch on this rank, if `num_workers` draw them: each lane may end with a
         short one, unless `drop_last`."""
-        rows, ranks = self._checked_batch(batch_size), self._passes.ranks
-        lanes = self._passes.run.lanes_for(ranks.world_size * max(1, num_workers))
+        rows, ranks = self._checked_batch(batch_size), self.passes.ranks
+        lanes = self.passes.run.lanes_for(ranks.world_size * max(1, num_workers))
         sizes = self._plan.lane_sizes(lanes)
         if self._is_even(drop_last):
             return min(sizes) // rows * (lanes // ranks.world_size)
@@ -233,7 +219,7 @@ class StreamingMixedShardDataset:
     def __iter__(self) -> Iterator[Any]:
         """The positions from the cursor to the end of the epoch, or batches of `batch_size`."""
         if self.batch_size is None:
-            return self._passes.positions()
+            return self.passes.positions()
         return self.batches()
 
     def batches(self, batch_size: int | None = None, *, drop_last: bool | None = None) -> Iterator[Columns]:
@@ -245,7 +231,7 @@ class StreamingMixedShardDataset:
             batch_size = self.batch_size
         if batch_size is None:
             raise SpecError("batches need a batch_size", parameter="batch_size", remedy="ds.batches(1024)")
-        turns = self._passes.turns(self._checked_batch(batch_size), self._is_even(drop_last))
+        turns = self.passes.turns(self._checked_batch(batch_size), self._is_even(drop_last))
         return (columns for _, _, columns in turns)
 
     def loader(
@@ -268,7 +254,7 @@ class StreamingMixedShardDataset:
 
     def reset(self, epoch: int = 0) -> None:
         """Go to the beginning of an epoch. A pass that is under way ends."""
-        self._passes.go_to(Cursor(at_least(0, epoch=epoch)), is_loaded=False)
+        self.passes.go_to(Cursor(at_least(0, epoch=epoch)), is_loaded=False)
 
     def set_epoch(self, epoch: int) -> None:
         """`reset(epoch)`, as trainers call it before each pass; inside that epoch already, the cursor stays."""
@@ -286,40 +272,39 @@ class StreamingMixedShardDataset:
 
     def state_dict(self) -> State:
         """The place in the stream, as JSON. It is the same on every rank, if all have taken as many batches."""
-        return self._passes.state_dict()
+        return self.passes.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue at `state`, exactly where a dataset over the same shards was. Another pool or memory limit is fine
         from here on; so is another number of ranks and workers that divides the number of lanes."""
-        self._passes.load_state_dict(state)
+        self.passes.load_state_dict(state)
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy has a cursor of its own. Functions are with the passes, which send them by value.
-        return {**self.__dict__, "_passes": copy(self._passes), "transform": None, "_augmentation": None}
+        # A copy has a cursor of its own.
+        return {**self.__dict__, "passes": copy(self.passes)}
 
     def __setstate__(self, sent: dict[str, Any]) -> None:
-        passes: Passes = sent["_passes"]
-        self.__dict__.update(sent, transform=passes.transform, _augmentation=passes.augmentation)
+        self.__dict__.update(sent)
         _register_with_torch()
 
     # Reports
 
     def memory_report(self) -> MemoryReport:
         """Memory of the pools of this process now."""
-        shards = self._plan.shards.decode_bytes * self._passes.lanes_here
-        return MemoryReport.now(limit=self._plan.max_memory_bytes, pool=self._passes.pool_bytes, shards=shards)
+        shards = self._plan.shards.decode_bytes * self.passes.lanes_here
+        return MemoryReport.now(limit=self._plan.max_memory_bytes, pool=self.passes.pool_bytes, shards=shards)
 
     def mixing_report(self, block: int = 1024, *, most_draws: int = 8_000_000) -> MixingReport:
         """Measure the mixing of this epoch: directory shares and blockwise correlation (of `block` draws) of the
         stream, of sequential reading and of a perfect shuffle. Computed from numbers; of a long epoch, only the
         first `most_draws` draws count."""
-        cursor = self._passes.planned_cursor()
+        cursor = self.passes.planned_cursor()
         return self._plan.mixing(cursor, at_least(2, block=block), at_least(1, most_draws=most_draws))
 
     def trace(self, draw: int, count: int = 1, *, lane: int = 0) -> list[TracedPosition]:
         """The rows of files that `count` draws of a lane are, from number `draw` on, in the epoch of the cursor.
         Nothing is read."""
-        cursor = self._passes.planned_cursor()
+        cursor = self.passes.planned_cursor()
         if not 0 <= lane < cursor.lanes:
             raise SpecError(f"there is no lane {lane}", parameter="lane", remedy=f"0 to {cursor.lanes - 1}")
         return self._plan.trace(cursor, lane, at_least(0, draw=draw), at_least(1, count=count))
@@ -362,14 +347,18 @@ def _checked_memory(max_memory_gb: Any) -> int:
     return int(max_memory_gb * 10**9)
 
 
-def _checked_transform(transform: Any) -> Transform | None:
+def _check(transform: Any, on_memory_limit: Any) -> None:
+    one_of(("raise", "stop"), on_memory_limit=on_memory_limit)
     if transform is not None and not callable(transform):
-        raise SpecError(
-            f"transform={transform!r} is not a function",
-            parameter="transform",
-            remedy="a function f(columns) -> columns, applied to every batch",
-        )
-    return transform  # type: ignore[no-any-return]
+        what, remedy = f"transform={transform!r} is not a function", "a function f(columns) -> columns"
+        raise SpecError(what, parameter="transform", remedy=f"{remedy}, applied to every batch")
+
+
+def _given_ranks(rank: int | None, world_size: int | None) -> Ranks | None:
+    """None: those of the launcher, when they are needed."""
+    if rank is None and world_size is None:
+        return None
+    return find_ranks(rank, world_size)
 
 
 def _augmentation(given: Any, is_on: bool) -> Augmentation | None:

@@ -20,12 +20,11 @@ from batchwright.batches.ranks import Ranks, find_ranks
 from batchwright.order.refills import NoRoom
 from batchwright.pool.augment import Augmentation, apply
 from batchwright.pool.memory import MachineFull
-from batchwright.pool.memory_limit import limit_error, limit_warning
 from batchwright.pool.plan import PoolPlan
-from batchwright.pool.refilled import Columns, RefilledPool
-from batchwright.pool.run_state import Process, RunState
+from batchwright.pool.refilled import RefilledPool
+from batchwright.pool.shards import Columns
 from batchwright.pool.state import Cursor, SavedState, ShardNames, State, state_of
-from batchwright.pool.turns import lanes_of_rank, next_lane
+from batchwright.pool.turns import Process, RunState, lanes_of_rank, next_lane
 
 __all__ = ["Passes", "Transform"]
 
@@ -50,7 +49,7 @@ class Passes:
 
     def __post_init__(self) -> None:
         shards = self.plan.shards
-        self.names: ShardNames = ShardNames.of(shards.files, shards.marks, self.num_directories)
+        self.names: ShardNames = ShardNames(shards.files, shards.marks, self.num_directories)
         self.run: RunState = RunState()
         self.stopped_early: bool = False
         """Whether the last pass ended at the memory limit, before its epoch did."""
@@ -174,7 +173,7 @@ class Passes:
         try:
             columns, which, count = self._pools[lane].draw(most)
         except (NoRoom, MachineFull, MemoryError) as refused:
-            error = limit_error(self.plan, refused, self.run.cursor, self.lanes_here, self.pool_bytes)
+            error = self.plan.limit_error(refused, self.run.cursor, self.lanes_here, self.pool_bytes)
             error.state = self.state_dict()
             raise error from None
         if not count:
@@ -201,7 +200,7 @@ class Passes:
         """Report, before anything is read, the settings that will fail."""
         if rows > 1 and not is_even and not self.plan.in_order:
             self._warn_of_uneven_ranks(process, rows)
-        warning = limit_warning(self.plan, self.run.cursor, self.lanes_here)
+        warning = self.plan.limit_warning(self.run.cursor, self.lanes_here)
         if warning is not None:
             log.warning("%s", warning)
 

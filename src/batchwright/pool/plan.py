@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -9,16 +10,25 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from batchwright.base.errors import MemoryLimitError
 from batchwright.columns.shard import row_bytes
 from batchwright.order.mixing_report import MixingReport, mixing_report
 from batchwright.order.refills import Names, NoRoom, Refills, generations
-from batchwright.pool.memory import Needs, check_machine
+from batchwright.pool.memory import MemoryReport, Needs, check_machine
 from batchwright.pool.refilled import RefilledPool, Room
 from batchwright.pool.shards import LaneShards, ShardSet
 from batchwright.pool.state import Cursor, SizeFrom
-from batchwright.pool.turns import lane_sizes
 
-__all__ = ["PoolPlan", "TracedPosition"]
+__all__ = ["PoolPlan", "TracedPosition", "lane_sizes"]
+
+
+def lane_sizes(num_rows: int, lanes: int, factor: int = 1) -> list[int]:
+    """The number of entries of an epoch in each lane.
+
+    >>> lane_sizes(10, 4)
+    [3, 3, 2, 2]
+    """
+    return [max(0, -(-(num_rows - lane) // lanes)) * factor for lane in range(lanes)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +83,6 @@ class PoolPlan:
         """Bytes that the lanes of a rank take with `rows` rows in each."""
         return self.needs.bytes_of(rows, self._entries(lanes)) * max(1, lanes_here)
 
-    def _lane_limit(self, lanes_here: int) -> int:
-        """Bytes that each lane may take."""
-        return self.max_memory_bytes // max(1, lanes_here)
-
     def _entries(self, lanes: int) -> int:
         if self.in_order:
             return 1
@@ -89,22 +95,22 @@ class PoolPlan:
 
     def _most_rows(self, lanes: int, lanes_here: int) -> int:
         """Rows that a lane may hold by the memory limit."""
-        return self.needs.most_rows(self._lane_limit(lanes_here), self._entries(lanes))
+        return self.needs.most_rows(self.max_memory_bytes // max(1, lanes_here), self._entries(lanes))
 
     def _rows_at_most(self, lanes: int) -> int:
         """The most rows that a lane ever holds, for any limit."""
-        most_added = self.largest_share(lanes)[1] * self.factor
+        most_added = self._largest_share(lanes)[1] * self.factor
         return min(-(-self.shards.num_rows // lanes), self._entries(lanes) + most_added)
 
-    def largest_share(self, lanes: int) -> tuple[int, int]:
+    def _largest_share(self, lanes: int) -> tuple[int, int]:
         """(shard, rows) of the largest share that a lane has of a shard."""
         rows, shard = max((self.shards.rows(shard), -shard) for shard in range(self.shards.num_shards))
         return -shard, -(-rows // lanes)
 
-    def rows_for_any_refill(self, lanes: int) -> int:
+    def _rows_for_any_refill(self, lanes: int) -> int:
         """Rows that a lane must be able to hold for any refill to bring a shard."""
         threshold = self._threshold(lanes)  # entries: each may be of another row
-        return min(-(-self.shards.num_rows // lanes), threshold + self.largest_share(lanes)[1])
+        return min(-(-self.shards.num_rows // lanes), threshold + self._largest_share(lanes)[1])
 
     # Draws
 
@@ -119,7 +125,7 @@ class PoolPlan:
         )
         pools = {}
         for lane in mine:
-            rows = self._lane_shards(lane, lanes, self._lane_limit(lanes_here))
+            rows = self._lane_shards(lane, lanes, self.max_memory_bytes // max(1, lanes_here))
             refills = self._refills(rows, cursor, lane)
             names = self._names(cursor.epoch, lane)
             pools[lane] = RefilledPool(rows, refills, cursor.drawn[lane], self.shards.schema, room, names)
@@ -190,3 +196,69 @@ class PoolPlan:
         """The shard of each row of the sequence."""
         shards: NDArray[np.int64] = np.searchsorted(self.shards.starts, places, "right") - 1
         return shards
+
+    # The memory limit
+
+    def limit_warning(self, cursor: Cursor, lanes_here: int) -> str | None:
+        """The effect of the memory limit on this epoch. None if it has none."""
+        lanes, most_rows = cursor.lanes, cursor.sizes[-1].most_rows
+        rows = self._rows_for_any_refill(lanes)
+        if most_rows is None or rows <= most_rows:
+            return None
+        shard, largest = self._largest_share(lanes)
+        if largest > most_rows:
+            error = self.limit_error(NoRoom(shard, 0, largest, most_rows), cursor, lanes_here, 0)
+            return f"a refill of this epoch may have no room: {error}"
+        return (
+            f"{self._limit} holds {most_rows * lanes:,} rows: no room for a shard beside "
+            f"refill_threshold={self.threshold:,}, so refills come later and the pool mixes less. What fits is "
+            f"pool_size={most_rows * lanes}, refill_threshold={(most_rows - largest) * lanes}; what was asked for "
+            f"takes {_setting_for(self.bytes_of(rows, lanes, lanes_here))}"
+        )
+
+    def limit_error(self, refused: BaseException, cursor: Cursor, lanes_here: int, pool_bytes: int) -> MemoryLimitError:
+        """The error for a refill that had no room, with a report; its `state` is for the caller to add."""
+        decode_bytes, shard, needed = self.shards.decode_bytes * lanes_here, None, 0
+        if isinstance(refused, NoRoom):
+            rows = max(refused.held_rows + refused.shard_rows, self._rows_for_any_refill(cursor.lanes))
+            needed = self.bytes_of(rows, cursor.lanes, lanes_here)
+            headline, shard = self._no_room(refused, self.bytes_of(0, cursor.lanes, lanes_here))
+            remedy = f"{_setting_for(needed)} is enough for every refill; or smaller shards, or fewer workers"
+        else:
+            headline = f"the machine has no memory left for a refill: {refused or 'none was given'}"
+            remedy = "a smaller pool_size, fewer workers, or a machine with more memory"
+        report = MemoryReport.now(
+            limit=self.max_memory_bytes,
+            pool=pool_bytes,
+            shards=decode_bytes,
+            needed=max(0, needed - pool_bytes - decode_bytes),
+        )
+        error = MemoryLimitError(
+            headline,
+            shard=shard,
+            drawn=f"{sum(cursor.drawn):,} in epoch {cursor.epoch}",
+            memory=str(report),
+            remedy=f"{remedy}; load_state_dict(error.state) then goes on where this ended",
+        )
+        error.report = report
+        return error
+
+    def _no_room(self, refused: NoRoom, bytes_without_rows: int) -> tuple[str, str | None]:
+        """(headline, shard)."""
+        if bytes_without_rows > self.max_memory_bytes:
+            what = f"{self._limit} is less than decoding a shard and reading ahead take, without any pool"
+            return what, self.shards.hardest
+        if refused.shard is None:
+            return f"the {refused.held_rows:,} rows that are left in the pool do not fit under {self._limit}", None
+        most_rows = f"{self._limit}, which holds {refused.most_rows:,}"
+        what = f"a shard with {refused.shard_rows:,} rows does not fit under {most_rows}"
+        return what, self.shards.files[refused.shard].path
+
+    @property
+    def _limit(self) -> str:
+        return f"max_memory_gb={self.max_memory_bytes / 10**9:g}"
+
+
+def _setting_for(num_bytes: int) -> str:
+    """The limit that holds this much, rounded up."""
+    return f"max_memory_gb={math.ceil(num_bytes / 10**7) / 100:g}"

@@ -16,25 +16,25 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from batchwright.base.errors import PlanError
 from batchwright.base.memory import BlockPool
-from batchwright.columns.shard import Schema
-from batchwright.order.refills import Names, NoRoom, Refill, Refills, mixed_in, refill_key, replay
+from batchwright.columns.shard import Column, Schema
+from batchwright.order.refills import Names, NoRoom, Refills, mixed_in, refill_key, replay
 from batchwright.pool.memory import ENTRY_BYTES
-from batchwright.pool.records import RecordLayout
+from batchwright.pool.shards import Columns, LaneShards
 
-__all__ = ["Columns", "LaneRows", "RefilledPool", "Room"]
+__all__ = ["RecordLayout", "RefilledPool", "Room"]
 
 log: logging.Logger = logging.getLogger("batchwright")
-Columns = dict[str, NDArray[Any]]
+Records = NDArray[np.void]
 _AHEAD = 0.25
 """The lead of draws over reading at the start of a generation, as a part of it. It shrinks towards the end."""
 _FEWEST_PLACED = 1024
@@ -42,24 +42,6 @@ _FEWEST_PLACED = 1024
 _PATIENCE_SECONDS = 1.0
 """After which a reader looks by itself whether anybody still draws."""
 _LOOKED_UP_AT_ONCE = 1 << 18
-
-
-class LaneRows(Protocol):
-    """The rows of a lane, by their number in it."""
-
-    def read(self, refill: Refill) -> Iterator[Columns]:
-        """The rows that a refill adds, in order, some at a time."""
-        ...
-
-    def pick(self, rows: NDArray[Any]) -> Iterator[Columns]:
-        """Some rows, by their sorted numbers, some at a time."""
-        ...
-
-    def shares(self) -> str:
-        """The share of each directory in the rows read so far, for the log."""
-        ...
-
-    def log(self, text: str) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +73,9 @@ class _Generation:
 class RefilledPool:
     """Draws of one lane in one epoch, from some draw on."""
 
-    def __init__(self, rows: LaneRows, refills: Refills, drawn: int, schema: Schema, room: Room, names: Names) -> None:
+    def __init__(
+        self, rows: LaneShards, refills: Refills, drawn: int, schema: Schema, room: Room, names: Names
+    ) -> None:
         """`names` key the permutations. The thread starts at once: the pool is full when the first draw returns."""
         self._rows, self._refills, self._drawn, self._room, self._names = rows, refills, drawn, room, names
         self._factor = refills.factor
@@ -115,7 +99,7 @@ class RefilledPool:
         self._is_closed = False
         self._error: BaseException | None = None
         self._pid = os.getpid()
-        self._reader = _PoolThread(self._read, "batchwright-pool")
+        self._reader = _PoolThread(target=self._read, name="batchwright-pool", daemon=True)
         self._reader.start()
         _open_pools.add(self)
 
@@ -357,10 +341,7 @@ class _Closed(Exception):
 
 
 class _PoolThread(threading.Thread):
-    """A thread of a pool."""
-
-    def __init__(self, target: Callable[[], None], name: str) -> None:
-        super().__init__(target=target, name=name, daemon=True)
+    """A thread of a pool, known by its class."""
 
 
 def _in_thread(function: Callable[[], NDArray[Any]]) -> Future[NDArray[Any]]:
@@ -373,7 +354,7 @@ def _in_thread(function: Callable[[], NDArray[Any]]) -> Future[NDArray[Any]]:
         except BaseException as error:
             future.set_exception(error)
 
-    _PoolThread(run, "batchwright-pool-order").start()
+    _PoolThread(target=run, name="batchwright-pool-order", daemon=True).start()
     return future
 
 
@@ -439,3 +420,65 @@ def _freed(
     places = np.flatnonzero((last >= 0) & (last < draws))
     places = places[np.argsort(last[places])]
     return places.astype(order.dtype), last[places] + 1, int(np.count_nonzero(last >= draws))
+
+
+# Records
+
+
+class RecordLayout:
+    """Rows as records: the place of each column in a record.
+
+    The columns of a row are next to each other, so that drawing a row is one read from memory. A batch is gathered as
+    records, and taken apart into columns while it is in the cache.
+
+    >>> from batchwright.columns.shard import Column
+    >>> layout = RecordLayout({"board": Column(np.dtype("u1"), (2, 2)), "value": Column(np.dtype("f4"), ())})
+    >>> layout.row_bytes
+    8
+    >>> records = layout.pack({"board": np.arange(8, dtype="u1").reshape(2, 2, 2), "value": np.array([1, -1], "f4")})
+    >>> columns = layout.unpack(records[::-1].copy(), BlockPool())
+    >>> columns["value"].tolist(), columns["board"][0].tolist()
+    ([-1.0, 1.0], [[4, 5], [6, 7]])
+    """
+
+    def __init__(self, schema: Schema) -> None:
+        self.schema: dict[str, Column] = dict(schema)
+        sizes = [column.num_bytes for column in schema.values()]
+        self.row_bytes: int = sum(sizes)
+        self.dtype: np.dtype[Any] = np.dtype(f"V{self.row_bytes}")
+        self._packed = self.empty(0)
+        # Columns as opaque bytes: NumPy then copies each row's part at once, for any type and alignment.
+        self._fields = np.dtype(
+            {
+                "names": list(schema),
+                "formats": [f"V{size}" for size in sizes],
+                "offsets": [sum(sizes[:place]) for place in range(len(sizes))],
+                "itemsize": self.row_bytes,
+            }
+        )
+
+    def empty(self, rows: int) -> Records:
+        return np.empty(rows, self.dtype)
+
+    def pack(self, columns: Mapping[str, NDArray[Any]]) -> Records:
+        """Columns as records, until the next ones are packed: their memory is used again."""
+        rows = len(columns[next(iter(self.schema))])
+        if len(self._packed) < rows:
+            self._packed = self.empty(rows)
+        records = self._packed[:rows]
+        fields = records.view(self._fields)
+        for name in self.schema:
+            array = np.ascontiguousarray(columns[name])
+            fields[name] = array.reshape(-1).view(np.uint8).view(self._fields[name])
+        return records
+
+    def unpack(self, records: Records, memory: BlockPool) -> dict[str, NDArray[Any]]:
+        """The columns of some records, copied."""
+        fields, rows = records.view(self._fields), len(records)
+        columns = {}
+        for name, column in self.schema.items():
+            num_bytes = column.num_bytes * rows
+            block = memory.take(1, -(-num_bytes // 8))[0].view(np.uint8)[:num_bytes]
+            block.view(self._fields[name])[:] = fields[name]
+            columns[name] = block.view(column.dtype).reshape(rows, *column.shape)
+        return columns

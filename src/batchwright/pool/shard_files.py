@@ -1,7 +1,11 @@
-"""The names and numbers of an epoch's shards, their order, and the shards kept for validation. No data is read.
+"""Shards by number: ranges such as "0-99", the files that they mean, their order, and those kept for validation.
 
-Hidden files, folders and files of other kinds (README.md, metadata.json) do not count. Other irregularities are
-errors: a number twice, a file twice, a shard without a number.
+Ranges are "0-99", "7", "0-9,20-29", "all" or "none", and inclusive. The number of a file is the last integer in its
+name before its extension, compared as a number: `shard_0012.pkl.gz` is 12, and "12" means it. Missing numbers are an
+error that lists them, so that no training runs without a lost shard.
+
+No data is read. Hidden files, folders and files of other kinds (README.md, metadata.json) do not count. Other
+irregularities are errors: a number twice, a file twice, a shard without a number.
 """
 
 from __future__ import annotations
@@ -9,9 +13,12 @@ from __future__ import annotations
 import itertools
 import logging
 import os
+import re
+from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from numbers import Real
 from typing import Any
 
@@ -20,14 +27,207 @@ from batchwright.base.errors import SourceError, SpecError
 from batchwright.base.seeds import key_of
 from batchwright.base.words import counted, listed, shortened, truncated
 from batchwright.columns.shard import EXTENSIONS
-from batchwright.pool.shard_ranges import ShardRange, are_ids, choose, extension_of, number_of, parse_range, range_text
+from batchwright.order.mix import draw_slots
 
-__all__ = ["ShardFile", "ShardSplit", "discover_and_split_multiple_data", "find_shards", "shard_sequence", "shards_in"]
+__all__ = [
+    "ShardFile",
+    "ShardRange",
+    "ShardSplit",
+    "are_ids",
+    "choose",
+    "discover_and_split_multiple_data",
+    "extension_of",
+    "find_shards",
+    "number_of",
+    "parse_range",
+    "range_text",
+    "shard_sequence",
+    "shards_in",
+]
 
 log: logging.Logger = logging.getLogger("batchwright")
 
 _SHOWN = 5
 """Names that an error lists."""
+
+
+_PART = re.compile(r"\s*([0-9]{1,40})\s*(?:-\s*([0-9]{1,40})\s*)?", re.ASCII)
+_EXAMPLES = '"0-99" (both are included), "7", "0-9,20-29", "all" or "none"'
+_MOST_LISTED = 20
+"""Stretches of numbers that an error lists."""
+_MOST_TEXT = 1000
+"""Characters of a range that an error offers."""
+_NOWHERE: dict[str, Any] = {"parameter": "shard_ranges", "index": None, "directory": None}
+
+Stretch = tuple[int, int]
+"""First and last of numbers that follow each other."""
+
+
+# Names
+
+
+def extension_of(name: str) -> str | None:
+    """The extension of a shard's name; None for every other name.
+
+    >>> extension_of("shard_0012.pkl.gz"), extension_of("README.md"), extension_of("shard_1.npz.tmp")
+    ('.pkl.gz', None, None)
+    """
+    lowered = name.lower()
+    return next((extension for extension in EXTENSIONS if lowered.endswith(extension)), None)
+
+
+def number_of(name: str) -> int | None:
+    """The last integer in a shard's name before its extension, or None if it has none.
+
+    >>> number_of("shard_0012.pkl.gz"), number_of("run2_shard-007.npz"), number_of("shard.0003.npz")
+    (12, 7, 3)
+    >>> number_of("positions.npz") is None
+    True
+    """
+    stem = name[: len(name) - len(extension_of(name) or "")]
+    digits = re.findall(r"[0-9]+", stem)
+    if not digits:
+        return None
+    return int(digits[-1])
+
+
+# Ranges
+
+
+@dataclass(frozen=True, slots=True)
+class ShardRange:
+    """Numbers that are asked for. `str` gives the text that means them."""
+
+    stretches: tuple[Stretch, ...] | None
+    """Stretches in rising order, with gaps between them. None means all existing numbers."""
+
+    @property
+    def is_all(self) -> bool:
+        return self.stretches is None
+
+    @property
+    def is_none(self) -> bool:
+        return self.stretches == ()
+
+    def __str__(self) -> str:
+        if self.stretches is None:
+            return "all"
+        return _text_of(self.stretches)
+
+
+def parse_range(text: Any, **where: Any) -> ShardRange:
+    """The range that a text means. Errors name the place `where` it is: `directory`, `index`, `parameter`.
+
+    >>> print(parse_range("0-99"), parse_range(" 20 - 29, 0-9, 5-12 "), parse_range("all"), parse_range("none"))
+    0-99 0-12,20-29 all none
+    """
+    where = _NOWHERE | where | {"range": repr(text)}
+    if not isinstance(text, str):
+        raise SpecError(f"a range of shards is a text, not {text!r}"[:200], **where, remedy=_EXAMPLES)
+    match text.strip().lower():
+        case "all":
+            return ShardRange(None)
+        case "none":
+            return ShardRange(())
+    stretches = []
+    for part in text.split(","):
+        match = _PART.fullmatch(part)
+        if match is None:
+            raise SpecError(f"{part.strip()[:80]!r} is not a range of shards", **where, remedy=_EXAMPLES)
+        first, last = int(match[1]), int(match[2] or match[1])
+        if last < first:
+            what = f"this range of shards is reversed: {first} is after {last}"
+            raise SpecError(what, **where, remedy=f'"{last}-{first}"')
+        stretches.append((first, last))
+    return ShardRange(tuple(_merged(sorted(stretches))))
+
+
+def choose(wanted: ShardRange, there: Iterable[int], **where: Any) -> list[int]:
+    """The numbers of a range among the existing ones, in rising order. An error lists the missing numbers,
+    and names the place as in `parse_range`.
+
+    "all" must have no gaps, unless fewer than half of the numbers between the first and the last are there. Such
+    numbers are ids, and their gaps are not missing shards.
+
+    >>> choose(parse_range("2-3"), [3, 1, 2]), choose(parse_range("all"), [17, 4011, 90210])
+    ([2, 3], [17, 4011, 90210])
+    """
+    numbers = sorted(set(there))
+    asked = wanted.stretches
+    if asked is None:
+        if not numbers or are_ids(numbers):
+            return numbers
+        asked = ((numbers[0], numbers[-1]),)
+    chosen: list[int] = []
+    missing: list[Stretch] = []
+    for first, last in asked:
+        inside = numbers[bisect_left(numbers, first) : bisect_right(numbers, last)]
+        chosen += inside
+        missing += [(a + 1, b - 1) for a, b in pairwise([first - 1, *inside, last + 1]) if b - a > 1]
+    if not missing:
+        return chosen
+    fits = "all"
+    if chosen:
+        fits = range_text(chosen)
+    noun, verb = ("shard", "is") if missing[0][0] == missing[-1][1] else ("shards", "are")
+    where = _NOWHERE | where | {"range": repr(str(wanted)), "missing": _listed(missing)}
+    raise SpecError(
+        f"{noun} {_listed(missing)} of range {str(wanted)!r} {verb} not there",
+        **where,
+        there=_listed(_stretches(numbers)) or "no shard",
+        remedy=f'"{truncated(fits, _MOST_TEXT)}", or bring back what is missing',
+    )
+
+
+def are_ids(numbers: Sequence[int]) -> bool:
+    """Whether sorted numbers are ids: fewer than half of those between the first and the last are there.
+
+    >>> are_ids([0, 1, 2, 4]), are_ids([17, 4011, 90210])
+    (False, True)
+    """
+    return 2 * len(numbers) < numbers[-1] - numbers[0] + 1
+
+
+def range_text(numbers: Iterable[int]) -> str:
+    """The range that means exactly these numbers.
+
+    >>> range_text([0, 1, 2, 7, 9, 10]), range_text([])
+    ('0-2,7,9-10', 'none')
+    """
+    return _text_of(_stretches(sorted(set(numbers))))
+
+
+def _stretches(numbers: Sequence[int]) -> list[Stretch]:
+    return _merged([(number, number) for number in numbers])
+
+
+def _merged(stretches: Sequence[Stretch]) -> list[Stretch]:
+    """Sorted stretches, with those that touch or overlap as one."""
+    found: list[Stretch] = []
+    for first, last in stretches:
+        if found and first <= found[-1][1] + 1:
+            found[-1] = (found[-1][0], max(last, found[-1][1]))
+        else:
+            found.append((first, last))
+    return found
+
+
+def _text_of(stretches: Sequence[Stretch]) -> str:
+    return ",".join(map(_shown, stretches)) or "none"
+
+
+def _listed(stretches: Sequence[Stretch]) -> str:
+    return listed(map(_shown, stretches), _MOST_LISTED)
+
+
+def _shown(stretch: Stretch) -> str:
+    first, last = stretch
+    if first == last:
+        return str(first)
+    return f"{first}-{last}"
+
+
+# Discovery
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,19 +240,15 @@ class ShardFile:
     number: int
 
 
-# Discovery
-
-
 def find_shards(data_dirs: Sequence[str | os.PathLike[str]], shard_ranges: Sequence[str]) -> list[list[ShardFile]]:
     """The shards of each directory that its range means, by number: `find_shards(["a", "b"], ["0-99", "all"])`.
 
     Every number of an explicit range is there; "all" has no gaps, unless numbers are ids (see `shard_ranges.choose`).
     No file is there twice. A directory whose range is "none" is not looked at.
     """
-    directories, ranges = _checked_pairs(data_dirs, shard_ranges)
-    found = []
-    for index, (directory, wanted) in enumerate(zip(directories, ranges, strict=True)):
-        found.append([] if wanted.is_none else _find(directory, wanted, index))
+    directories = _checked_directories(data_dirs, shard_ranges)
+    pairs = enumerate(zip(directories, shard_ranges, strict=True))
+    found = [_find(directory, text, index) for index, (directory, text) in pairs]
     if not any(found):
         raise SpecError(
             "no shard is left: the range of every directory is 'none'",
@@ -69,10 +265,9 @@ def shards_in(
 ) -> list[ShardFile]:
     """The shards of one directory that a range means, by number. `parameter`: the name of the range in errors."""
     folder = str(local_path(directory=directory))
-    wanted = parse_range(text, directory=folder, parameter=parameter)
-    if wanted.is_none:
+    found = _find(folder, text, None, parameter)
+    if not found:
         raise SpecError("range 'none' leaves no shard", parameter=parameter, directory=directory, remedy='"all"')
-    found = _find(folder, wanted, None, parameter)
     _refuse_a_file_twice([found], [folder])
     return found
 
@@ -86,21 +281,17 @@ def shard_sequence(found: Sequence[Sequence[ShardFile]]) -> list[ShardFile]:
     >>> [shard.path for shard in shard_sequence(found)]
     ['a/0.npz', 'b/0.npz', 'a/1.npz', 'a/2.npz', 'b/1.npz', 'a/3.npz']
     """
-    from batchwright.order.mix import draw_slots
-
     if not any(found):
         return []
     following = [iter(shards) for shards in found]
     return [next(following[directory]) for directory in draw_slots(tuple(map(len, found))).tolist()]
 
 
-def _checked_pairs(data_dirs: Any, shard_ranges: Any) -> tuple[list[str], list[ShardRange]]:
-    for given, name, remedy in (
-        (data_dirs, "data_dirs", 'data_dirs=["data/games"]'),
-        (shard_ranges, "shard_ranges", 'shard_ranges=["0-99"]'),
-    ):
+def _checked_directories(data_dirs: Any, shard_ranges: Any) -> list[str]:
+    for name, given in (("data_dirs", data_dirs), ("shard_ranges", shard_ranges)):
         if not isinstance(given, list | tuple):
             what = f"{name} is a list, and this is {type(given).__name__}"
+            remedy = f'{name}=["..."], an item for each directory'
             raise SpecError(what, parameter=name, given=shortened(given, 200), remedy=remedy)
     directories = [str(local_path(data_dirs=given)) for given in data_dirs]
     if len(directories) != len(shard_ranges) or not directories:
@@ -111,14 +302,16 @@ def _checked_pairs(data_dirs: Any, shard_ranges: Any) -> tuple[list[str], list[S
             shard_ranges=listed(shard_ranges),
             remedy=f'one range for each directory: shard_ranges=["all"] * {max(1, len(directories))}',
         )
-    pairs = zip(directories, shard_ranges, strict=True)
-    return directories, [parse_range(text, directory=folder, index=i) for i, (folder, text) in enumerate(pairs)]
+    return directories
 
 
-def _find(directory: str, wanted: ShardRange, index: int | None, parameter: str = "shard_ranges") -> list[ShardFile]:
+def _find(directory: str, text: Any, index: int | None, parameter: str = "shard_ranges") -> list[ShardFile]:
     where = {"index": index, "directory": directory}
+    wanted = parse_range(text, **where, parameter=parameter)
+    if wanted.is_none:
+        return []
     by_number = _shard_names(directory, where)
-    chosen = choose(wanted, by_number, directory=directory, index=index, parameter=parameter)
+    chosen = choose(wanted, by_number, **where, parameter=parameter)
     twice = [f"{number}: {' and '.join(by_number[number])}" for number in chosen if len(by_number[number]) > 1]
     if twice:
         raise SourceError(
@@ -157,8 +350,7 @@ def _shard_names(directory: str, where: dict[str, Any]) -> dict[int, list[str]]:
             shards_are="*" + ", *".join(EXTENSIONS),
             remedy="the directory that has the shards themselves, or 'none' as its range",
         )
-    if len(is_folder) > len(names):
-        log.debug("%s: %d shards; %d other entries are ignored", directory, len(names), len(is_folder) - len(names))
+    log.debug("%s: %d shards; %d other entries are ignored", directory, len(names), len(is_folder) - len(names))
     by_number: dict[int, list[str]] = {}
     for name in names:
         number = number_of(name)
@@ -175,15 +367,6 @@ def _shard_names(directory: str, where: dict[str, Any]) -> dict[int, list[str]]:
 
 def _file(directory: str, name: str, where: dict[str, Any]) -> str:
     path = os.path.join(directory, name)
-    try:
-        path.encode("utf-8")
-    except UnicodeEncodeError:
-        raise SourceError(
-            "the name of this shard is not UTF-8",
-            **where,
-            file=ascii(path),
-            remedy="rename it: logs and states name it",
-        ) from None
     if not os.path.isfile(path):
         raise SourceError(
             "this is not a file, or a link to nothing",
@@ -195,14 +378,11 @@ def _file(directory: str, name: str, where: dict[str, Any]) -> str:
 
 
 def _refuse_a_file_twice(found: list[list[ShardFile]], directories: list[str]) -> None:
-    folders = [os.path.realpath(directory) for directory in directories]
-    first: dict[str, ShardFile] = {}
+    first: dict[tuple[int, int], ShardFile] = {}
     twice: list[tuple[ShardFile, ShardFile]] = []
     for shard in itertools.chain.from_iterable(found):
-        place = os.path.join(folders[shard.directory], os.path.basename(shard.path))
-        if os.path.islink(shard.path):
-            place = os.path.realpath(place)
-        other = first.setdefault(place, shard)
+        status = os.stat(shard.path)
+        other = first.setdefault((status.st_dev, status.st_ino), shard)
         if other is not shard:
             twice.append((other, shard))
     if not twice:
@@ -278,18 +458,7 @@ def discover_and_split_multiple_data(
     """
     share, seed = _checked_split(validation_split), whole_number(random_seed=random_seed)
     found = find_shards(data_dirs, shard_ranges)
-    counts = [min(round(len(shards) * share), max(0, len(shards) - 1)) for shards in found]
-    if share and not any(counts):
-        largest = max(range(len(found)), key=lambda index: len(found[index]))
-        if len(found[largest]) < 2:
-            raise SpecError(
-                "no shard can be kept for validation: no directory has two",
-                parameter="validation_split",
-                directories=listed(data_dirs),
-                shard_ranges=listed(map(repr, shard_ranges)),
-                remedy="more shards, smaller ones; or validation_split=0",
-            )
-        counts[largest] = 1
+    counts = _num_kept(found, share, directories=listed(data_dirs), shard_ranges=listed(map(repr, shard_ranges)))
     train, validation = [], []
     for shards, count in zip(found, counts, strict=True):
         kept = set(sorted(shards, key=lambda shard: _noise(seed, shard))[:count])
@@ -304,6 +473,23 @@ def discover_and_split_multiple_data(
     )
 
 
+def _num_kept(found: Sequence[Sequence[ShardFile]], share: float, **where: str) -> list[int]:
+    """The number of shards of each directory that are kept for validation. An error names `where`."""
+    counts = [min(round(len(shards) * share), max(0, len(shards) - 1)) for shards in found]
+    if not share or any(counts):
+        return counts
+    largest = max(range(len(found)), key=lambda index: len(found[index]))
+    if len(found[largest]) < 2:
+        raise SpecError(
+            "no shard can be kept for validation: no directory has two",
+            parameter="validation_split",
+            **where,
+            remedy="more shards, smaller ones; or validation_split=0",
+        )
+    counts[largest] = 1
+    return counts
+
+
 def _noise(seed: int, shard: ShardFile) -> tuple[int, int]:
     return key_of(seed, "validation split", shard.directory, shard.number), shard.number
 
@@ -312,15 +498,13 @@ def _checked_split(given: Any) -> float:
     is_number = isinstance(given, Real) and not isinstance(given, bool)
     if is_number and 0 <= given < 1:
         return float(given)
-    shown, remedy = repr(given), "validation_split=0.1"
-    if is_number:
-        shown = f"{given:g}"
-        if 1 < given < 100:
-            remedy = f"validation_split={given / 100:g}"
+    remedy = "validation_split=0.1"
+    if is_number and 1 < given < 100:
+        remedy = f"validation_split={given / 100:g}"
     raise SpecError(
-        f"validation_split is a share of the shards, 0 or more and below 1, and not {shown}",
+        f"validation_split is a share of the shards, 0 or more and below 1, and not {given!r}",
         parameter="validation_split",
-        given=shown,
+        given=repr(given),
         remedy=remedy,
     )
 

@@ -19,12 +19,12 @@ from batchwright.base.errors import SourceError
 from batchwright.base.files import home, write_whole
 from batchwright.columns.shard import Column, Schema, ShardReader, content_mark, open_shard, peek
 from batchwright.order.refills import Refill, lane_share
-from batchwright.pool.refilled import Columns
 from batchwright.pool.shard_files import ShardFile
 
-__all__ = ["LaneShards", "ShardSet"]
+__all__ = ["Columns", "LaneShards", "ShardSet"]
 
 log: logging.Logger = logging.getLogger("batchwright")
+Columns = dict[str, NDArray[Any]]
 
 
 class ShardSet:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
 from itertools import zip_longest
 from typing import Annotated, Any, NoReturn
 
@@ -15,8 +14,7 @@ from batchwright.base.errors import PlanError
 from batchwright.base.fingerprint import fingerprint
 from batchwright.base.words import counted, listed, shortened
 from batchwright.order.refills import PoolSize
-from batchwright.pool.shard_files import ShardFile
-from batchwright.pool.shard_ranges import parse_range, range_text
+from batchwright.pool.shard_files import ShardFile, parse_range, range_text
 
 __all__ = ["Cursor", "SavedState", "ShardNames", "SizeFrom", "State", "state_of"]
 
@@ -131,37 +129,25 @@ def state_of(cursor: Cursor, names: ShardNames, **settings: Any) -> State:
     }
 
 
-@dataclass(frozen=True)
 class ShardNames:
     """Numbers and contents of the shards of an epoch, independent of their folders."""
 
-    files: tuple[ShardFile, ...]
-    """The shards, ordered by directory and number."""
-    marks: tuple[str, ...]
-    """A name for the content of each file."""
-    num_directories: int
-
-    @classmethod
-    def of(cls, files: Sequence[ShardFile], marks: Sequence[str], num_directories: int) -> ShardNames:
-        ordered = sorted(zip(files, marks, strict=True), key=lambda pair: (pair[0].directory, pair[0].number))
-        return cls(tuple(file for file, _ in ordered), tuple(mark for _, mark in ordered), num_directories)
-
-    @cached_property
-    def ranges(self) -> list[str]:
+    def __init__(self, files: Sequence[ShardFile], marks: Sequence[str], num_directories: int) -> None:
+        """`marks` has a name for the content of each file."""
+        pairs = sorted(zip(files, marks, strict=True), key=lambda pair: (pair[0].directory, pair[0].number))
+        self.files: list[ShardFile] = [file for file, _ in pairs]
+        ordered = [mark for _, mark in pairs]
+        self.ranges: list[str] = [range_text(file.number for file in self._of(n)) for n in range(num_directories)]
         """The numbers of the shards of each directory."""
-        return [range_text(file.number for file in self._of(number)) for number in range(self.num_directories)]
+        self.state: dict[str, Any] = {
+            "fingerprint": fingerprint([self.ranges, ordered]),
+            "ranges": self.ranges,
+            "marks": "".join(mark[-_MARK_DIGITS:] for mark in ordered),
+        }
+        """The part of a state: a name for all shards, and the marks that find changed ones."""
 
     def _of(self, directory: int) -> list[ShardFile]:
         return [file for file in self.files if file.directory == directory]
-
-    @cached_property
-    def state(self) -> dict[str, Any]:
-        """The part of a state: a name for all shards, and the marks that find changed ones."""
-        return {
-            "fingerprint": fingerprint([self.ranges, list(self.marks)]),
-            "ranges": self.ranges,
-            "marks": "".join(mark[-_MARK_DIGITS:] for mark in self.marks),
-        }
 
     def refuse_others(self, saved: SavedShards) -> None:
         """Raise if a state was saved over other shards, naming them."""
@@ -170,10 +156,12 @@ class ShardNames:
         for directory, (before, now) in enumerate(zip_longest(saved.ranges, self.ranges, fillvalue="none")):
             if before != now:
                 self._refuse_other_numbers(directory, before, saved.ranges)
-        width = _MARK_DIGITS
-        marks = [saved.marks[at : at + width] for at in range(0, len(saved.marks), width)]
-        pairs = zip(self.files, self.marks, marks, strict=True)
-        changed = [file.path for file, now, before in pairs if now[-width:] != before]
+        places = range(0, len(saved.marks), _MARK_DIGITS)
+        changed = [
+            file.path
+            for file, at in zip(self.files, places, strict=True)
+            if saved.marks[at : at + _MARK_DIGITS] != self.state["marks"][at : at + _MARK_DIGITS]
+        ]
         raise PlanError(
             f"{counted(len(changed), 'shard')} changed since this state was saved",
             file=listed(changed, 5),

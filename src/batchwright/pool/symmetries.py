@@ -23,12 +23,6 @@ FACTORS = {"dihedral8": 8, "hex4": 4}
 _EXCHANGING = {"dihedral8": (), "hex4": (2, 3)}
 """The elements that exchange the players."""
 
-_USUAL: dict[str, dict[str, Any]] = {
-    "dihedral8": {},
-    "hex4": {"players": None, "colours": "planes", "third_plane": "to_move"},
-}
-"""Settings of a symmetry under its plain name that differ from the defaults of the fields."""
-
 
 class Role(NamedTuple):
     """The role of a column in a symmetry."""
@@ -59,9 +53,9 @@ class Symmetry:
         >>> Symmetry("dihedral8").name, Symmetry("dihedral8", moves=("m",)).name
         ('dihedral8', "dihedral8(moves=('m',))")
         """
-        usual = _DEFAULTS | {"group": self.group} | _USUAL[self.group]
-        settings = {name: getattr(self, name) for name in _DEFAULTS}
-        chosen = [f"{name}={value!r}" for name, value in settings.items() if value != usual[name]]
+        names = [field.name for field in fields(self)][1:]
+        settings = [(name, getattr(self, name)) for name in names]
+        chosen = [f"{name}={value!r}" for name, value in settings if value != getattr(_USUAL[self.group], name)]
         if not chosen:
             return self.group
         return f"{self.group}({', '.join(chosen)})"
@@ -112,11 +106,11 @@ class Symmetry:
             first = plane[:, :1]
             bad = np.flatnonzero(((plane != first) | ((first != 0) & (first != 1))).any(axis=1))
             if bad.size:
-                self._refuse_row(
-                    "the third plane of column {column!r} does not say who is to move: it is not all 0 or all 1",
+                self.refuse(
+                    f"the third plane of column {name!r} does not say who is to move: it is not all 0 or all 1",
                     name,
-                    rows[bad[0]],
                     'hex4(third_plane="keep") where it says something else, such as which cells are empty',
+                    row=int(rows[bad[0]]),
                 )
             plane[...] = _other_colour(plane, "0/1")
         return block
@@ -127,28 +121,26 @@ class Symmetry:
         before = column[rows]
         bad = np.argwhere(_is_encoded_otherwise(before, role))
         if bad.size:
-            self._refuse_row(
-                f"column {{column!r}} has {before[tuple(bad[0])]}, which is not written as {role.written!r}",
+            self.refuse(
+                f"column {name!r} has {before[tuple(bad[0])]}, which is not written as {role.written!r}",
                 name,
-                rows[bad[0][0]],
                 f'hex4({role.kind}s={{"{name}": ...}}) with "signs", "0/1" or "1/2": the way it is written',
+                row=int(rows[bad[0][0]]),
             )
         changed = column.copy()
         changed[rows] = _other_colour(before, role.written)
         return changed
 
-    def _refuse_row(self, what: str, column: str, row: np.intp, remedy: str) -> NoReturn:
-        raise SpecError(
-            f"{self.name}: {what.format(column=column)}",
-            parameter="augmentation",
-            augmentation=self.name,
-            column=column,
-            row=int(row),
-            remedy=remedy,
-        )
+    def refuse(self, what: str, column: str | None, remedy: str, **where: Any) -> NoReturn:
+        where = {"parameter": "augmentation", "augmentation": self.name, "column": column} | where
+        raise SpecError(f"{self.name}: {what}", **where, remedy=remedy)
 
 
-_DEFAULTS: dict[str, Any] = {field.name: field.default for field in fields(Symmetry)}
+_USUAL = {
+    "dihedral8": Symmetry("dihedral8"),
+    "hex4": Symmetry("hex4", players=None, colours="planes", third_plane="to_move"),
+}
+"""Each symmetry under its plain name."""
 
 
 def _is_encoded_otherwise(numbers: NDArray[Any], role: Role) -> NDArray[np.bool_]:
@@ -169,16 +161,13 @@ def _other_colour(numbers: NDArray[Any], written: str) -> NDArray[Any]:
     >>> _other_colour(np.array([0, 1, 2, 3]), "1/2").tolist()
     [0, 2, 1, 3]
     """
-    result: NDArray[Any]
     if numbers.dtype.kind == "b":
-        result = ~numbers
-    elif written == "signs":
-        result = -numbers
-    elif written == "0/1":
-        result = 1 - numbers
-    else:
-        result = np.where((numbers == 1) | (numbers == 2), 3 - numbers, numbers)
-    return result
+        return ~numbers
+    if written == "signs":
+        return -numbers
+    if written == "0/1":
+        return 1 - numbers
+    return np.where((numbers == 1) | (numbers == 2), 3 - numbers, numbers)
 
 
 def _moved(column: NDArray[Any], which: NDArray[np.int64], destinations: NDArray[np.intp]) -> NDArray[Any]:
@@ -243,11 +232,11 @@ def _roles(symmetry: Symmetry, schema: tuple[tuple[str, Column], ...]) -> tuple[
     return _Assignment(symmetry, dict(schema)).roles()
 
 
-class _Assignment:
+class _Assignment(NamedTuple):
     """The roles of columns, as named or under their usual names, checked against their types."""
 
-    def __init__(self, asked: Symmetry, schema: dict[str, Column]) -> None:
-        self.asked, self.schema = asked, schema
+    asked: Symmetry
+    schema: dict[str, Column]
 
     def roles(self) -> tuple[int, dict[str, Role]]:
         named = self._named()
@@ -274,7 +263,9 @@ class _Assignment:
     def _named(self) -> list[tuple[str, Role]]:
         """Every column that is named, or has its usual name. Boards and policies come first."""
         asked = self.asked
-        like_stones = {"signs": "signs", "1/2": "1/2"}.get(asked.colours, "0/1")
+        like_stones = asked.colours
+        if like_stones not in ("signs", "1/2"):
+            like_stones = "0/1"
         players = asked.players
         if players is None:
             players = tuple((name, "") for name in self._names("player", None))
@@ -323,13 +314,8 @@ class _Assignment:
         return f"{self.asked.group}({settings}), each a name, several, or () for none: when all are given, others stay"
 
     def _refuse(self, what: str, column: str | None, remedy: str) -> NoReturn:
-        raise SpecError(
-            f"{self.asked.name}: {what}",
-            parameter="augmentation",
-            augmentation=self.asked.name,
-            column=column,
-            columns="\n".join(f"{name} {self._type_of(name)}" for name in self.schema),
-            remedy=remedy,
+        self.asked.refuse(
+            what, column, remedy, columns="\n".join(f"{name} {self._type_of(name)}" for name in self.schema)
         )
 
     def _type_of(self, name: str) -> str:

@@ -19,8 +19,9 @@ Other libraries differ in the details: `batchwright.rl.dialects` has their conve
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -88,9 +89,16 @@ def gae(
     dtype = _result_dtype(rewards, values)
     _refuse_not_finite("rewards", rewards, is_mine)
     _refuse_not_finite("values", values, is_mine)
-    after = np.zeros(len(rewards)) if bootstrap is None else _one_per_row("bootstrap", bootstrap, len(rewards))
+    after = np.zeros(len(rewards))
+    if bootstrap is not None:
+        after = _one_per_row("bootstrap", bootstrap, len(rewards))
     rewards, values = rewards.astype(dtype, copy=False), values.astype(dtype, copy=False)
-    return _advantages_of(_Steps(rewards, values, after, is_mine, is_done, gamma, gamma * lam, gaps == "carry"))
+    advantages, returns = np.empty(rewards.shape, dtype), np.empty(rewards.shape, dtype)
+    walk: Callable[..., None] = _step_all_rows
+    if rewards.size >= _WORTH_COMPILING and numba_or_none() is not None:
+        walk = _walk_compiled
+    walk(rewards, values, after, is_mine, is_done, gamma, gamma * lam, gaps == "carry", advantages, returns)
+    return advantages, returns
 
 
 def discounted(
@@ -170,7 +178,10 @@ def leave_one_out(rewards: ArrayLike, group: ArrayLike, *, singles: str = "zero"
     raw = _row_rewards(rewards)
     shifted, number, size = _by_group(raw, group)
     apart = (size * shifted - _sums(shifted, number)) / np.maximum(size - 1, 1)
-    return np.where(size > 1, apart, raw if singles == "reward" else 0.0).astype(_result_dtype(raw))
+    alone: Any = 0.0
+    if singles == "reward":
+        alone = raw
+    return np.where(size > 1, apart, alone).astype(_result_dtype(raw))
 
 
 def reinforce(rewards: ArrayLike, baseline: ArrayLike | str | None = "mean") -> Floats:
@@ -216,7 +227,10 @@ def whiten(
     is_in = _flags("mask", mask, given)
     _refuse_not_finite("values", given, is_in)
     whitened = np.zeros(given.shape, _result_dtype(given))
-    chosen = (given if is_in is None else given[is_in]).astype(np.float64)
+    places: Any = ...
+    if is_in is not None:
+        places = is_in
+    chosen = given[places].astype(np.float64)
     if not chosen.size:
         return whitened
     first = chosen.flat[0]
@@ -227,7 +241,7 @@ def whiten(
     chosen /= whitening_divisor(chosen.size, squares, unbiased=unbiased, eps=eps, eps_in=eps_in)
     if not shift_mean:
         chosen += first + mean
-    whitened[... if is_in is None else is_in] = chosen
+    whitened[places] = chosen
     return whitened
 
 
@@ -262,56 +276,34 @@ def whitening_divisor(
 # The recursion, twice
 
 
-class _Steps(NamedTuple):
-    """Checked arguments of the recursion: arrays of [rows, time] of one floating type."""
+def _step_all_rows(
+    rewards: NDArray[Any],
+    values: NDArray[Any],
+    after: NDArray[np.float64],
+    mask: NDArray[np.bool_] | None,
+    dones: NDArray[np.bool_] | None,
+    gamma: float,
+    decay: float,
+    carry: bool,
+    advantages: Floats,
+    returns: Floats,
+) -> None:
+    """All rows at once, step by step from the end: blocks of steps are turned time-major, so no whole copy is made.
 
-    rewards: NDArray[Any]
-    values: NDArray[Any]
-    after: NDArray[np.float64]
-    """The value after the last step of each row."""
-    mask: NDArray[np.bool_] | None
-    dones: NDArray[np.bool_] | None
-    gamma: float
-    decay: float
-    """gamma * lam"""
-    carry: bool
-    """Whether the recursion skips masked steps."""
-
-
-def _advantages_of(steps: _Steps) -> tuple[Floats, Floats]:
-    shape, dtype = steps.rewards.shape, steps.rewards.dtype
-    advantages, returns = np.empty(shape, dtype), np.empty(shape, dtype)
-    if steps.rewards.size >= _WORTH_COMPILING and numba_or_none() is not None:
-        unused = np.empty((0, 0), np.bool_)
-        _compiled_walk(dtype.name)(
-            np.ascontiguousarray(steps.rewards),
-            np.ascontiguousarray(steps.values),
-            steps.after,
-            unused if steps.mask is None else np.ascontiguousarray(steps.mask),
-            unused if steps.dones is None else np.ascontiguousarray(steps.dones),
-            steps.gamma,
-            steps.decay,
-            steps.carry,
-            advantages,
-            returns,
-        )
-    else:
-        _step_all_rows(steps, advantages, returns)
-    return advantages, returns
-
-
-def _step_all_rows(given: _Steps, advantages: Floats, returns: Floats) -> None:
-    """All rows at once, step by step from the end: blocks of steps are turned time-major, so no whole copy is made."""
-    rewards, values, after, mask, dones, gamma, decay, carry = given
+    `after` has the value after the last step of each row; `decay` is gamma * lam; with `carry`, masked steps are
+    skipped.
+    """
     next_value, running = after.copy(), np.zeros(len(rewards))
     for end in range(rewards.shape[1], 0, -_BLOCK_STEPS):
         steps = slice(max(end - _BLOCK_STEPS, 0), end)
         reward, value = _time_major(rewards, steps), _time_major(values, steps)
-        is_gap: Any = None if mask is None else np.ascontiguousarray(~mask[:, steps].T)
-        live: Any = 1.0 if dones is None else 1.0 - _time_major(dones, steps)  # 0 if no step follows
+        is_gap = carried = None
+        live: Any = 1.0  # 0 if no step follows
+        if dones is not None:
+            live = 1.0 - _time_major(dones, steps)
         factor: Any = decay  # of the advantage after each step
-        carried = None
-        if is_gap is not None:
+        if mask is not None:
+            is_gap = np.ascontiguousarray(~mask[:, steps].T)
             for array in (reward, value):
                 np.copyto(array, 0.0, where=is_gap)  # any number there, NaN too
             if carry:
@@ -392,6 +384,20 @@ def _walk_each_row(
                     next_value = 0.0
 
 
+def _walk_compiled(
+    rewards: NDArray[Any],
+    values: NDArray[Any],
+    after: NDArray[np.float64],
+    mask: NDArray[np.bool_] | None,
+    dones: NDArray[np.bool_] | None,
+    *settings_and_results: Any,
+) -> None:
+    """`_walk_each_row`, compiled. An empty array stands for no mask, and for no dones."""
+    arrays = [np.empty((0, 0), np.bool_) if given is None else given for given in (rewards, values, mask, dones)]
+    rewards, values, mask, dones = map(np.ascontiguousarray, arrays)
+    _compiled_walk(rewards.dtype.name)(rewards, values, after, mask, dones, *settings_and_results)
+
+
 @cache
 def _compiled_walk(dtype_name: str) -> Any:
     """For one floating type. Types are explicit, so that read-only arrays do not compile it again."""
@@ -444,42 +450,15 @@ def _against_the_others(
     for size in np.unique(sizes[sizes > 1]).tolist():
         rows = by_group[starts[sizes == size][:, None] + np.arange(size)]  # [groups of this size, size]
         table = rewards[rows]
-        # Less a middle reward: for any row left out, rewards that are near each other keep all their bits.
-        table -= np.partition(table, size // 2, axis=1)[:, size // 2, None]
-        means, squares[rows] = _of_the_others(table)
-        apart[rows] = table - means
+        for place in range(size):
+            # Measured from one of the others: if they are equal, the result is exactly 0.
+            first = table[:, int(place == 0)]
+            others = np.delete(table, place, axis=1) - first[:, None]
+            means = others.mean(axis=1)
+            others -= means[:, None]
+            apart[rows[:, place]] = table[:, place] - first - means
+            squares[rows[:, place]] = (others * others).sum(axis=1)
     return apart, squares
-
-
-def _of_the_others(table: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """(mean, sum of squared distances from it) of all numbers in a row of the table but the one at each place.
-
-    Numbers are merged by two, by four, and so on. The numbers outside a half are those outside the whole, and the other
-    half. Nothing is subtracted from a sum: that would cancel, and leave noise if the others are equal.
-
-    >>> means, squares = _of_the_others(np.array([[1.0, 3.0, 100.0]]))
-    >>> means, squares[0, 2]
-    (array([[51.5, 50.5,  2. ]]), np.float64(2.0))
-    """
-    num_rows, width = table.shape
-    moments = np.zeros((3, num_rows, 1 << (width - 1).bit_length()))
-    moments[0, :, :width], moments[1, :, :width] = 1, table
-    levels = [moments]
-    while levels[-1].shape[-1] > 2:
-        levels.append(_merged(levels[-1][..., ::2], levels[-1][..., 1::2]))
-    outside = np.zeros((3, num_rows, 1))
-    for level in reversed(levels):
-        other_half = level.reshape(3, num_rows, -1, 2)[..., ::-1].reshape(level.shape)
-        outside = _merged(np.repeat(outside, 2, axis=-1), other_half)
-    return outside[1, :, :width], outside[2, :, :width]
-
-
-def _merged(one: NDArray[np.float64], other: NDArray[np.float64]) -> NDArray[np.float64]:
-    """(count, mean, sum of squared distances from it) of two sets of numbers together; either may be empty."""
-    count = one[0] + other[0]
-    share = other[0] / np.maximum(count, 1)
-    apart = other[1] - one[1]
-    return np.stack([count, one[1] + apart * share, one[2] + other[2] + apart * apart * (one[0] * share)])
 
 
 # Checks
@@ -537,7 +516,7 @@ def _flags(name: str, given: ArrayLike | None, like: NDArray[Any]) -> NDArray[np
         return None
     array = _numeric(name, given)
     _same_shape(name, array, like.shape, "true or false for each number")
-    return array if array.dtype == np.bool_ else array != 0
+    return array.astype(np.bool_, copy=False)
 
 
 def _fraction(**parameter: float) -> float:

@@ -50,7 +50,7 @@ from batchwright.base.checks import one_of
 from batchwright.rl import advantage
 from batchwright.rl.advantage import BASELINES, EPS_IN, GAPS, SINGLES, Floats
 
-__all__ = ["DIALECTS", "Dialect", "dialect"]
+__all__ = ["DIALECTS", "Dialect", "dialect", "given_or"]
 
 T = TypeVar("T")
 
@@ -90,7 +90,7 @@ class Dialect:
         return advantage.group_relative(
             rewards,
             group,
-            std=_given(std, self.group_std),
+            std=given_or(std, self.group_std),
             unbiased=self.group_unbiased,
             eps=self.group_eps,
             singles=self.group_singles,
@@ -116,8 +116,8 @@ class Dialect:
         return advantage.gae(
             rewards,
             values,
-            gamma=_given(gamma, self.gamma),
-            lam=_given(lam, self.lam),
+            gamma=given_or(gamma, self.gamma),
+            lam=given_or(lam, self.lam),
             bootstrap=bootstrap,
             mask=mask,
             dones=dones,
@@ -126,7 +126,7 @@ class Dialect:
 
     def discounted(self, rewards: ArrayLike, mask: ArrayLike | None = None, gamma: float | None = None) -> Floats:
         """`advantage.discounted` with these conventions."""
-        return advantage.discounted(rewards, mask, _given(gamma, self.gamma), gaps=self.gaps)
+        return advantage.discounted(rewards, mask, given_or(gamma, self.gamma), gaps=self.gaps)
 
     def whiten(self, values: ArrayLike, mask: ArrayLike | None = None, *, shift_mean: bool = True) -> Floats:
         """`advantage.whiten` with these conventions."""
@@ -146,8 +146,11 @@ class Dialect:
         )
 
 
-def _given(value: T | None, default: T) -> T:
-    return default if value is None else value
+def given_or(value: T | None, default: T) -> T:
+    """A setting, or its default where it is None."""
+    if value is None:
+        return default
+    return value
 
 
 DIALECTS = {

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from batchwright.base.checks import one_of
 from batchwright.base.errors import SpecError
-from batchwright.rl.advantage import Floats, reinforce
+from batchwright.rl.advantage import reinforce
 from batchwright.rl.columns import Rollouts
-from batchwright.rl.dialects import Dialect
+from batchwright.rl.dialects import Dialect, given_or
 from batchwright.rl.dialects import dialect as dialect_of
 
 __all__ = ["METHODS", "Advantages", "Estimate", "last_trained", "token_rewards"]
@@ -61,16 +61,9 @@ class Advantages:
     def __post_init__(self) -> None:
         dialect_of(self.dialect)  # refuses an unknown name
         if not isinstance(self.method, bool):
-            try:
-                one_of(METHODS, compute_advantages=self.method)
-            except SpecError as error:
-                meant = _ALSO_CALLED.get(str(self.method).lower())
-                if meant:
-                    error.remedy = f"compute_advantages={meant!r}"
-                raise
-        for name in ("gamma", "lam"):
-            number = getattr(self, name)
-            _check(number is None or (_is_number(number) and 0 <= number <= 1), name, number, "between 0 and 1", 1.0)
+            _check_method(self.method)
+        for name, share in (("gamma", self.gamma), ("lam", self.lam)):
+            _check(share is None or (_is_number(share) and 0 <= share <= 1), name, share, "between 0 and 1", 1.0)
         _check(_is_number(self.kl_coef) and math.isfinite(self.kl_coef), "kl_coef", self.kl_coef, "a number", 0)
         _check(self.whiten in (None, True, False), "whiten", self.whiten, "true or false", True)
         if self.whiten and self.method is False:
@@ -125,18 +118,23 @@ class Advantages:
             f"as {self.conventions.name} does": self.conventions.name != "batchwright",
         }
         said = ", ".join(detail for detail, applies in details.items() if applies)
-        return f"advantages by {method} ({said})" if said else f"advantages by {method}"
+        return f"advantages by {method} ({said})".removesuffix(" ()")
 
     def __call__(self, rollouts: Rollouts) -> Estimate:
         method = self.method_for(rollouts)
         if rollouts.reward is None:
             return Estimate(None)
-        is_final = rollouts.token_rewards is None and not self.kl_coef  # one reward per row, at its last token
-        rewards = rollouts.reward.astype(np.float32) if is_final else token_rewards(rollouts, self.kl_coef)
+        is_per_row = rollouts.token_rewards is None and not self.kl_coef  # one reward per row, at its last token
+        if is_per_row:
+            rewards = rollouts.reward.astype(np.float32)
+        else:
+            rewards = token_rewards(rollouts, self.kl_coef)
         if method is None:
             return Estimate(rewards)
+        if method != "gae" and is_per_row and self._gamma == 1:
+            return Estimate(rewards, self._worth(method, rollouts.reward, rollouts.group), rewards)
         steps = rewards
-        if is_final and (method == "gae" or self._gamma != 1):
+        if is_per_row:
             steps = token_rewards(rollouts)
         if method == "gae":
             assert rollouts.values is not None
@@ -145,22 +143,18 @@ class Advantages:
         total = rollouts.reward
         if self.kl_coef:
             total = np.add.reduceat(rewards.astype(np.float64), rollouts.starts[:-1])
-        worth = self._worth(method, total, rollouts.group).astype(np.float32)
-        if is_final and self._gamma == 1:
-            return Estimate(rewards, worth, rewards)
         # Row by row: no row sees how large the rewards of others are.
         discounted = partial(self.conventions.discounted, gamma=self._gamma)
         (returns,) = _over_time(rollouts, lambda r, mask: (discounted(r, mask),), steps)
-        return Estimate(rewards, worth, returns)
+        return Estimate(rewards, self._worth(method, total, rollouts.group), returns)
 
-    def _worth(self, method: str, total: NDArray[np.float64], group: NDArray[np.int64] | None) -> Floats:
+    def _worth(self, method: str, total: NDArray[np.float64], group: NDArray[np.int64] | None) -> NDArray[np.float32]:
         """The advantage of each row."""
         if method == "reinforce":
-            return reinforce(total)
+            return reinforce(total).astype(np.float32)
         assert group is not None
-        if method == "group_relative":
-            return self.conventions.group_relative(total, group)
-        return self.conventions.leave_one_out(total, group)
+        compare = {"group_relative": self.conventions.group_relative, "leave_one_out": self.conventions.leave_one_out}
+        return compare[method](total, group).astype(np.float32)
 
     @property
     def conventions(self) -> Dialect:
@@ -169,11 +163,21 @@ class Advantages:
 
     @property
     def _gamma(self) -> float:
-        return self.conventions.gamma if self.gamma is None else self.gamma
+        return given_or(self.gamma, self.conventions.gamma)
 
     @property
     def _lam(self) -> float:
-        return self.conventions.lam if self.lam is None else self.lam
+        return given_or(self.lam, self.conventions.lam)
+
+
+def _check_method(method: str) -> None:
+    try:
+        one_of(METHODS, compute_advantages=method)
+    except SpecError as error:
+        meant = _ALSO_CALLED.get(str(method).lower())
+        if meant is not None:
+            error.remedy = f"compute_advantages={meant!r}"
+        raise
 
 
 def _is_number(value: Any) -> bool:

@@ -75,7 +75,8 @@ class Conversations:
         weights = LossPolicy().weights(of_rows, {name: spans[name] for name in SPAN_DTYPE.names or ()})
         asked, answered, trained = [], [], []
         for number, (conversation, response, one) in enumerate(zip(conversations, responses, encoded, strict=True)):
-            is_answer = one.spans["turn"] >= len(conversation["messages"]) - _num_turns(response)
+            num_turns = 1 if isinstance(response, str) else len(response)
+            is_answer = one.spans["turn"] >= len(conversation["messages"]) - num_turns
             is_said = one.spans["part"] != TEMPLATE
             if not (is_answer & is_said).any():
                 raise BadValue(number, "the template writes nothing of it", "another chat_template=, or token ids")
@@ -136,10 +137,6 @@ def _reader(format: str, columns: dict[str, str]) -> Callable[[dict[str, Any]], 
 def _plain(turns: Any) -> Any:
     """Text, or turns as dicts of their own."""
     return turns if isinstance(turns, str) else [dict(turn) for turn in turns]
-
-
-def _num_turns(response: Any) -> int:
-    return 1 if isinstance(response, str) else len(response)
 
 
 def _each(rows: Any, function: Callable[[Any], T], of_prompts: Sequence[int] | None = None) -> list[T]:

@@ -27,6 +27,7 @@ __all__ = [
     "is_tensor",
     "joined",
     "kind_of_value",
+    "numpy_of",
     "ragged_of",
     "scalars",
     "spread",
@@ -127,8 +128,8 @@ def joined(column: Any, kind: str) -> Ragged:
         if found is not None and found.flat.ndim == 1 and found.flat.dtype.kind in _KINDS[kind]:
             return found
     arrays = [_array_of(value, kind, number) for number, value in enumerate(column)]
-    flat = concatenated(arrays, np.int64 if kind in ("ids", "flags") else np.float64)
-    return Ragged(flat, np.fromiter(map(len, arrays), np.int64, len(arrays)))
+    wide = np.int64 if kind in ("ids", "flags") else np.float64
+    return Ragged(concatenated(arrays, wide), np.fromiter(map(len, arrays), np.int64, len(arrays)))
 
 
 def _packed(column: Sequence[Any], kind: str) -> NDArray[Any]:
@@ -138,18 +139,22 @@ def _packed(column: Sequence[Any], kind: str) -> NDArray[Any]:
     try:
         return np.frombuffer(b"".join([pack(f"{len(row)}{code}", *row) for row in column]), dtype)
     except _UNFIT:
-        raise _first_unfit(column, kind) from None
+        for number, row in enumerate(column):
+            place = _first_unfit(row, code)
+            if place is not None:
+                got = "null" if row[place] is None else repr(row[place])[:60]
+                raise BadValue(number, f"number {place} of it is {got}, and {_WANTED[kind]} are needed") from None
+        raise
 
 
-def _first_unfit(column: Sequence[Any], kind: str) -> BadValue:
-    for number, row in enumerate(column):
-        for place, value in enumerate(row):
-            try:
-                struct.pack(_CODES[kind][0], value)
-            except _UNFIT:
-                got = "null" if value is None else repr(value)[:60]
-                return BadValue(number, f"number {place} of it is {got}, and {_WANTED[kind]} are needed")
-    raise AssertionError("every number fits by itself")
+def _first_unfit(values: Sequence[Any], code: str) -> int | None:
+    """The place of the first value that does not fit a code of `struct`."""
+    for place, value in enumerate(values):
+        try:
+            struct.pack(code, value)
+        except _UNFIT:
+            return place
+    return None
 
 
 def _joined_at_once(column: Sequence[Any]) -> Ragged | None:
@@ -157,7 +162,7 @@ def _joined_at_once(column: Sequence[Any]) -> Ragged | None:
     size: Callable[[Any], int] = len
     try:
         if is_tensor(column[0]):
-            flat, size = _numpy_of(sys.modules["torch"].cat(column)), methodcaller("numel")
+            flat, size = numpy_of(sys.modules["torch"].cat(column)), methodcaller("numel")
         elif type(column[0]) is np.ndarray:
             flat = np.concatenate(column)
         else:
@@ -167,7 +172,8 @@ def _joined_at_once(column: Sequence[Any]) -> Ragged | None:
         return None
 
 
-def _numpy_of(tensor: Any) -> NDArray[Any]:
+def numpy_of(tensor: Any) -> NDArray[Any]:
+    """The numbers of a tensor of torch."""
     tensor = tensor.detach().cpu()
     if tensor.is_floating_point() and tensor.element_size() < 4:
         tensor = tensor.float()  # NumPy has no bfloat16
@@ -184,7 +190,7 @@ def _array_of(value: Any, kind: str, number: int) -> NDArray[Any]:
             bad.row = number
             raise
     try:
-        values = _numpy_of(value) if is_tensor(value) else np.asarray(value)
+        values = numpy_of(value) if is_tensor(value) else np.asarray(value)
     except (ValueError, TypeError, RuntimeError) as error:
         raise BadValue(number, first_line(error), "a list of numbers, or an array") from None
     if not values.ndim:
@@ -244,12 +250,10 @@ def scalars(column: Any, kind: str) -> NDArray[Any]:
     try:
         return np.frombuffer(struct.pack(f"{len(values)}{code}", *values), dtype)
     except _UNFIT:
-        for number, value in enumerate(values):
-            try:
-                struct.pack(code, value)
-            except _UNFIT:
-                raise BadValue(number, f"it is {repr(value)[:60]}, not {wanted}") from None
-        raise
+        number = _first_unfit(values, code)
+        if number is None:
+            raise
+        raise BadValue(number, f"it is {repr(values[number])[:60]}, not {wanted}") from None
 
 
 def spread(numbers: NDArray[Any], places: NDArray[np.bool_], like: Any) -> NDArray[Any]:

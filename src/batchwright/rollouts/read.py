@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -78,8 +78,10 @@ class _Tokens(NamedTuple):
 
     def placed(self, numbers: Ragged) -> NDArray[np.float32]:
         """Numbers of all response tokens, or of all trained ones, at their tokens; 0 elsewhere."""
-        is_of_all = len(numbers.flat) == int(self.num_response.sum())
-        return spread(numbers.flat, self.is_response if is_of_all else self.is_trained, np.float32)
+        places = self.is_trained
+        if len(numbers.flat) == int(self.num_response.sum()):
+            places = self.is_response
+        return spread(numbers.flat, places, np.float32)
 
 
 def _end_to_end(prompt: Ragged, response: Ragged, trained: NDArray[np.bool_] | None) -> _Tokens:
@@ -115,6 +117,8 @@ class _Reading:
             raise self._error("reward", 0, f"{name!r} are there, and no {missing!r}: a value predicts rewards", remedy)
         group, group_names = self._groups(group_size)
         versions = self._column("policy_version")
+        if versions is not None:
+            versions = self._scalars("policy_version", versions, "whole")
         return Rollouts(
             tokens=tokens.tokens,
             starts=tokens.starts,
@@ -126,7 +130,7 @@ class _Reading:
             values=values,
             old_log_probs=old,
             ref_log_probs=ref,
-            policy_version=None if versions is None else self._scalars("policy_version", versions, "whole"),
+            policy_version=versions,
         )
 
     # Columns
@@ -143,8 +147,10 @@ class _Reading:
         if len(missing) == len(self.table):
             return None
         what = f"this row has no {name!r}, and {len(self.table) - len(missing):,} of {len(self.table):,} have one"
-        otherwise = "" if key in ("prompt", "response", "reward") else ", or in none"
-        raise self._error(key, int(missing[0]), what, f"{name!r} in every row{otherwise}", column=name)
+        remedy = f"{name!r} in every row"
+        if key not in ("prompt", "response", "reward"):
+            remedy += ", or in none"
+        raise self._error(key, int(missing[0]), what, remedy, column=name)
 
     def _required(self, key: str) -> Any:
         column = self._column(key)
@@ -186,7 +192,7 @@ class _Reading:
         if len(unearned):  # it would have no effect
             row = int(np.searchsorted(tokens.starts, unearned[0], side="right")) - 1
             what = f"a reward of {rewards[unearned[0]]:g} at a token that the policy did not write"
-            raise self._error("reward", row, what, "it belongs to the last token that the policy wrote before")
+            raise self._error("reward", row, what, "give it to the last token that the policy wrote before")
         rows = np.repeat(np.arange(len(self.table)), numbers.lengths)
         reward = np.bincount(rows, numbers.flat, len(self.table)).astype(np.float64)
         self._check_finite("reward", reward)
@@ -203,15 +209,10 @@ class _Reading:
         """A number for each token of a response, or for each that is trained."""
         name, of_response, of_trained = self.names[key], tokens.num_response, tokens.num_trained
         numbers = self._joined(key, column, "numbers" if key == "reward" else "floats")  # rewards are added up
-        if not np.array_equal(numbers.lengths, of_response) and not np.array_equal(numbers.lengths, of_trained):
-            is_wrong = (numbers.lengths != of_response) & (numbers.lengths != of_trained)
-            if not is_wrong.any():  # some rows have the one, some the other
-                is_wrong = numbers.lengths != of_response
-            row = int(np.argmax(is_wrong))
-            if of_trained[row] == of_response[row]:
-                raise self._mismatched(
-                    key, row, numbers, of_response, "", f"one of {name!r} for each token of the response"
-                )
+        is_wrong = numbers.lengths != of_response
+        if is_wrong.any() and (numbers.lengths != of_trained).any():
+            fits_neither = is_wrong & (numbers.lengths != of_trained)
+            row = int(np.argmax(fits_neither if fits_neither.any() else is_wrong))
             trained = f", of which {of_trained[row]:,} are trained"
             remedy = f"one of {name!r} for each token of the response, or for each that is trained, in all rows alike"
             raise self._mismatched(key, row, numbers, of_response, trained, remedy)
@@ -317,24 +318,23 @@ class _Reading:
                     f"group_size={group_size}, and no row has a {name!r}", parameter="group_size", remedy=remedy
                 )
             return None, ()
-        values = column.to_pylist() if is_arrow(column) else list(map(_as_python, column))
+        if is_arrow(column):
+            values = column.to_pylist()
+        else:
+            values = list(map(_as_python, column))
         numbers: dict[Any, int] = {}
         try:
             group = np.array([numbers.setdefault(value, len(numbers)) for value in values], np.int64)
+            are_names = all(map(_is_name, numbers))
         except TypeError:
-            row = next(row for row, value in enumerate(values) if not isinstance(value, Hashable))
-            raise self._bad_name(row, f"a {type(values[row]).__name__}") from None
-        for value, number in numbers.items():
-            if hasattr(value, "ndim"):
-                raise self._bad_name(int(np.argmax(group == number)), f"a {type(value).__name__}")
-            if value != value:
-                raise self._bad_name(int(np.argmax(group == number)), "NaN")
+            are_names = False
+        if not are_names:
+            row = next(row for row, value in enumerate(values) if not _is_name(value))
+            what = "NaN" if isinstance(values[row], float) else f"a {type(values[row]).__name__}"
+            raise self._error("group", row, f"{self.names['group']!r} is {what}", "a number or a name")
         if group_size is not None:
             self._check_sizes(group, tuple(numbers), group_size)
         return group, tuple(numbers)
-
-    def _bad_name(self, row: int, what: str) -> SampleError:
-        return self._error("group", row, f"{self.names['group']!r} is {what}", "a number or a name")
 
     def _check_sizes(self, group: NDArray[np.int64], names: tuple[Any, ...], group_size: int) -> None:
         wrong = np.flatnonzero(np.bincount(group) != group_size)
@@ -357,46 +357,33 @@ class _Reading:
     def _error(
         self, key: str, row: int, what: str, remedy: str = "", *, column: str | None = None, **more: Any
     ) -> SampleError:
-        if key not in ("group", "prompt", "response"):
-            more["group"] = self._group_of(row)
+        groups = self.table.column(self.names["group"])
+        if key not in ("group", "prompt", "response") and groups is not None:
+            more["group"] = _as_python(groups[row])
         column = column or self.names[key]
         remedy = remedy or f"another {column!r} for this row"
         return SampleError(what, **self.table.where(row), column=column, **more, remedy=remedy)
-
-    def _group_of(self, row: int) -> Any:
-        column = self.table.column(self.names["group"])
-        if column is None:
-            return None
-        return _as_python(column[row])
 
 
 def _checked_names(columns: Mapping[str, str] | None, table: RolloutTable) -> dict[str, str]:
     """The column of each key."""
     for key, name in (columns or {}).items():
         if key not in KEYS:
-            near = suggest(str(key), KEYS)
-            raise SpecError(
-                f"columns= has no key {key!r}",
-                parameter="columns",
-                known=", ".join(KEYS),
-                remedy=f"{near!r}" if near else "columns={'response': 'completion'}",
-            )
+            raise _unknown(f"columns= has no key {key!r}", key, KEYS)
         if name not in table.names:
-            near = suggest(str(name), table.names)
-            raise SpecError(
-                f"columns= takes {key!r} from {name!r}, which no row has",
-                parameter="columns",
-                has=listed(map(repr, table.names), 12),
-                remedy=f"{near!r}" if near else "a column that the rows have",
-            )
+            raise _unknown(f"columns= takes {key!r} from {name!r}, which no row has", name, table.names)
     return {key: key for key in KEYS} | dict(columns or {})
+
+
+def _unknown(what: str, name: object, known: Sequence[str]) -> SpecError:
+    near = suggest(str(name), known)
+    remedy = f"{near!r}" if near else "one of those that are known"
+    return SpecError(what, parameter="columns", known=listed(map(repr, known), 12), remedy=remedy)
 
 
 def _missing(column: Any) -> NDArray[np.int64]:
     """The rows that do not have the column."""
     if is_arrow(column):
-        if not column.null_count:
-            return np.empty(0, np.int64)
         return np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))
     if type(None) not in set(map(type, column)):
         return np.empty(0, np.int64)
@@ -408,6 +395,15 @@ def _is_per_token(column: Any) -> bool:
     if is_arrow(column):
         return hasattr(column.type, "value_type") or hasattr(column.type, "storage_type")
     return kind_of_value(column[0]) in ("list", "other")
+
+
+def _is_name(value: Any) -> bool:
+    """Whether a value can name a group: it has a hash, and is neither NaN nor a tensor."""
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return not hasattr(value, "ndim") and bool(value == value)
 
 
 def _as_python(value: Any) -> Any:

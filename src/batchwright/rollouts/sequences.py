@@ -49,7 +49,9 @@ class Encoder:
     """A tokenizer that is needed only for text, and encodes each text once."""
 
     def __init__(self, tokenizer: Any, chat_template: Any, vocab_size: int | None) -> None:
-        self.tokenizer: Any | None = None if tokenizer is None else resolve_tokenizer(tokenizer, vocab_size=vocab_size)
+        self.tokenizer: Any | None = tokenizer
+        if tokenizer is not None:
+            self.tokenizer = resolve_tokenizer(tokenizer, vocab_size=vocab_size)
         if isinstance(self.tokenizer, CharsTokenizer) and self.tokenizer.chars is None:
             raise TokenizerError(
                 "a vocabulary of characters is made from text, and rollouts need theirs before",
@@ -156,16 +158,11 @@ def _end_to_end(parts: Sequence[Ragged]) -> Ragged:
 
 
 def _with_kinds(column: Any, key: str) -> tuple[Any, list[str]]:
-    """(the column, the kind of each of its values). Only a column of lists stays in Arrow."""
+    """(the column, the kind of each of its values). Only a column of lists of numbers stays in Arrow."""
     if is_arrow(column):
-        kind = _arrow_kind(column.type)
-        if kind is None:
-            raise BadValue(0, f"it is {column.type}, not text, token ids or messages", key=key)
-        if kind == "list":
-            return column, [kind] * len(column)
+        if _is_list_of_numbers(column.type):
+            return column, ["list"] * len(column)
         column = column.to_pylist()
-        if kind == "text":
-            return column, [kind] * len(column)
     kind = _common_kind(column)
     if kind is not None:
         return column, [kind] * len(column)
@@ -185,22 +182,13 @@ def _common_kind(column: Any) -> str | None:
     return None
 
 
-def _arrow_kind(kind: Any) -> str | None:
+def _is_list_of_numbers(kind: Any) -> bool:
     import pyarrow as pa
 
-    is_a = pa.types
-    if isinstance(kind, pa.BaseExtensionType):
-        kind = kind.storage_type
-    if is_a.is_dictionary(kind):
-        kind = kind.value_type
-    if is_a.is_string(kind) or is_a.is_large_string(kind) or is_a.is_string_view(kind):
-        return "text"
-    value = kind if is_a.is_struct(kind) else getattr(kind, "value_type", None)
-    if value is None:
-        return None
-    if is_a.is_struct(value) or is_a.is_map(value):
-        return "turns"
-    return "list"
+    kind = getattr(kind, "storage_type", kind)
+    if pa.types.is_dictionary(kind) or not hasattr(kind, "value_type"):
+        return False
+    return bool(pa.types.is_primitive(kind.value_type) or pa.types.is_null(kind.value_type))
 
 
 def _with_kind(value: Any, number: int, key: str) -> tuple[Any, str]:
@@ -211,20 +199,15 @@ def _with_kind(value: Any, number: int, key: str) -> tuple[Any, str]:
         raise BadValue(number, what, "text, or token ids", key=key)
     if kind in ("text", "list"):
         return value, kind
-    turns = _as_turns(value)
+    if kind == "object":
+        kind, value = "turns", [value]
+    turns = value.tolist() if hasattr(value, "tolist") else list(value)
     for place, turn in enumerate(turns):
         if not isinstance(turn, Mapping):
             raise BadValue(number, f"turn {place} of it is a {type(turn).__name__}, not an object", key=key)
-    has_ids = any(turn.get("token_ids") is not None for turn in turns)
-    return turns, "marked" if has_ids else "turns"
-
-
-def _as_turns(value: Any) -> list[Any]:
-    if isinstance(value, list):
-        return value
-    if isinstance(value, Mapping):
-        return [value]
-    return list(value.tolist() if hasattr(value, "tolist") else value)
+    if any(turn.get("token_ids") is not None for turn in turns):
+        kind = "marked"
+    return turns, kind
 
 
 # Each kind
@@ -278,7 +261,9 @@ def _turns_as_they_are(rows: Sequence[Any], encoder: Encoder) -> tuple[Ragged, N
             if content is None:
                 content, of_kind = turn.get("content"), texts
                 if not isinstance(content, str):
-                    raise _without_content(content, number, place)
+                    kind = type(content).__name__.replace("NoneType", "null")
+                    what = f"turn {place} has no token_ids, and its content is {kind}"
+                    raise BadValue(number, what, "text as content, or token_ids")
             of_kind.append(len(owners))
             owners.append(number)
             contents.append(content)
@@ -293,13 +278,6 @@ def _turns_as_they_are(rows: Sequence[Any], encoder: Encoder) -> tuple[Ragged, N
     found = _end_to_end(parts).take(np.argsort([*texts, *lists], kind="stable"))
     lengths = np.bincount(owners, found.lengths, len(rows)).astype(np.int64)
     return Ragged(found.flat, lengths), np.repeat(np.array(trained, bool), found.lengths)
-
-
-def _without_content(content: Any, number: int, place: int) -> BadValue:
-    kind = "null" if content is None else f"a {type(content).__name__}"
-    return BadValue(
-        number, f"turn {place} has no token_ids, and its content is {kind}", "text as content, or token_ids"
-    )
 
 
 def _is_trained(turn: Mapping[str, Any], number: int, place: int) -> bool:

@@ -56,7 +56,9 @@ class RolloutTable:
 
     def column(self, name: str) -> Any:
         """A list with None for a row without it; an Arrow column; or None, if no row has it."""
-        return self._column(name) if name in self.names else None
+        if name not in self.names:
+            return None
+        return self._column(name)
 
     def where(self, row: int) -> dict[str, Any]:
         """The place of a row, for an error."""
@@ -74,26 +76,27 @@ def table_of(data: Any) -> RolloutTable:
     if isinstance(data, list | tuple) and looks_like_paths(data, known_extensions()):
         return _of_files(data)
     if isinstance(data, Mapping):
-        raise SampleTypeError(
-            f"rollouts are rows, and this is one {type(data).__name__}",
-            parameter="rollout_data",
-            remedy="[rollout] for a single one, pyarrow.table(columns) for columns",
-        )
+        raise _no_rollouts(data)
     try:
         table = table_rows(data)
     except SpecError as error:
         error.where["parameter"] = "rollout_data"
         raise
     if table is not None:
-        return _of_arrow(table.table())
+        arrow = table.table()
+        return RolloutTable(arrow.num_rows, arrow.column_names, arrow.column)
     if not isinstance(data, Iterable) and not hasattr(data, "__getitem__"):
-        raise SampleTypeError(
-            f"a {type(data).__name__} holds no rollouts",
-            parameter="rollout_data",
-            remedy="a list of dicts or dataclasses, the path of a JSONL, Parquet or Arrow file, a table, a "
-            "DatasetBuffer or a RolloutLog",
-        )
-    return _of_rows(data if type(data) is list else list(data))
+        raise _no_rollouts(data)
+    return _of_rows(list(data))
+
+
+def _no_rollouts(data: Any) -> SampleTypeError:
+    return SampleTypeError(
+        f"rollouts are rows, and this is one {type(data).__name__}",
+        parameter="rollout_data",
+        remedy="a list of dicts or dataclasses, the path of a JSONL, Parquet or Arrow file, a table, a "
+        "DatasetBuffer or a RolloutLog",
+    )
 
 
 # Rows
@@ -135,21 +138,15 @@ def _mapping(row: Any, number: int) -> Mapping[str, Any]:
     )
 
 
-# Arrow
-
-
-def _of_arrow(table: Any, parts: Sequence[_Part] = ()) -> RolloutTable:
-    return RolloutTable(table.num_rows, table.column_names, table.column, parts)
-
-
 # Files
 
 
 def _of_files(source: Any) -> RolloutTable:
     files = list_files(source)
     formats = {kind.name: kind for kind in (format_for(file.path) for file in files)}
-    found = _of_arrow_files(files) if formats.keys() <= {"arrow", "parquet"} else None
-    return found or _of_read_rows(files, formats)
+    if formats.keys() <= {"arrow", "parquet"}:
+        return _of_arrow_files(files) or _of_read_rows(files, formats)
+    return _of_read_rows(files, formats)
 
 
 def _of_read_rows(files: Sequence[InputFile], formats: Mapping[str, Format]) -> RolloutTable:
@@ -191,4 +188,5 @@ def _of_arrow_files(files: Sequence[InputFile]) -> RolloutTable | None:
         return None
     if not table.num_rows or len(set(table.column_names)) < len(table.column_names):
         return None
-    return _of_arrow(table, _parts_of(files, [range(part.num_rows) for part in tables]))
+    parts = _parts_of(files, [range(part.num_rows) for part in tables])
+    return RolloutTable(table.num_rows, table.column_names, table.column, parts)

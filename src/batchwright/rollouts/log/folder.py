@@ -21,6 +21,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import xxhash
 
@@ -37,7 +38,7 @@ from batchwright.base.journal import (
 )
 from batchwright.rollouts.log.ledger import Add
 
-__all__ = ["LEDGER_NAME", "LogFolder", "host_of"]
+__all__ = ["LEDGER_NAME", "LogFolder", "damage", "host_of"]
 
 LEDGER_NAME = "ledger.journal"
 _LOCK = "ledger.lock"
@@ -84,15 +85,13 @@ class LogFolder:
 
     def has_events(self) -> bool:
         try:
-            return (
-                self.ledger_path.stat().st_size > HEAD_BYTES and next(read_records(self.ledger_path), None) is not None
-            )
+            has_more = self.ledger_path.stat().st_size > HEAD_BYTES
+            return has_more and next(read_records(self.ledger_path), None) is not None
         except FileNotFoundError:
             return False
         except NotADirectoryError:
-            raise StoreError(
-                "this is a file, and not the folder of a log", file=self.path, remedy="another path"
-            ) from None
+            what = "this is a file, and not the folder of a log"
+            raise StoreError(what, file=self.path, remedy="another path") from None
 
     def new_events(self) -> Iterator[Record]:
         """Records written since the last applied one. Call `applied` after each. Takes no lock."""
@@ -105,9 +104,7 @@ class LogFolder:
         try:
             found = os.stat(self.ledger_path)
         except FileNotFoundError:
-            raise StoreError(
-                "the journal of this log is gone", file=self.ledger_path, remedy="restore the folder from a copy"
-            ) from None
+            raise damage("the journal of this log is gone", file=self.ledger_path) from None
         which = (found.st_dev, found.st_ino)
         if self._which is None:
             self._which = which
@@ -214,12 +211,7 @@ class LogFolder:
         with self._reading:
             record = read_record(path, self._opened(answer.writer, path), self.id, answer.offset)
         if len(record.payload) != answer.num_bytes or _checksum(record.payload) != answer.checksum:
-            raise StoreError(
-                "this group is not the one that was added",
-                file=path,
-                byte=answer.offset,
-                remedy="restore the folder from a copy",
-            )
+            raise damage("this group is not the one that was added", file=path, byte=answer.offset)
         return record.payload
 
     def has_group(self, answer: Add) -> bool:
@@ -237,9 +229,7 @@ class LogFolder:
             try:
                 descriptor = os.open(path, os.O_RDONLY)
             except FileNotFoundError:
-                raise StoreError(
-                    "a file of groups is gone", file=path, remedy="restore the folder from a copy"
-                ) from None
+                raise damage("a file of groups is gone", file=path) from None
         self._open_groups[writer] = descriptor  # the most recently used one
         return descriptor
 
@@ -281,6 +271,11 @@ def _writable(folder: Path) -> Iterator[None]:
             reason=error.strerror,
             remedy="the right to write there; RolloutLog(path, read_only=True) to read what is there",
         ) from None
+
+
+def damage(what: str, **where: Any) -> StoreError:
+    """The error for a log whose files are not those that were written."""
+    return StoreError(what, **where, remedy="restore the folder from a copy")
 
 
 def host_of(writer: str) -> str:

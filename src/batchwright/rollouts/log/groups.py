@@ -5,11 +5,10 @@ On disk a group is MessagePack, with token ids as the bytes of int32 and per-tok
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 
 from batchwright.base.errors import SampleError, StoreError
 from batchwright.base.words import shortened
+from batchwright.rollouts.ragged import is_tensor, numpy_of
 
 __all__ = [
     "Group",
@@ -32,6 +32,8 @@ __all__ = [
 _FORMAT = 1
 _PER_TOKEN = ("old_log_probs", "ref_log_probs", "values")
 """Columns with one number per response token."""
+_TokenCounts = tuple[int, int]
+"""The number of tokens of one response, and of those that the policy wrote."""
 
 
 class StoredGroup(msgspec.Struct, array_like=True, gc=False):
@@ -77,15 +79,14 @@ class Group:
     def rows(self, name: Any = None) -> list[dict[str, Any]]:
         """One row per response, as `RolloutDataLoader` reads rows. `name` is the group's, by default its ordinal."""
         shared = {"prompt": self.prompt, "group": self.ordinal if name is None else name}
-        for each in ("policy_version", "tools"):
-            if getattr(self, each) is not None:
-                shared[each] = getattr(self, each)
-        columns = {"response": self.responses, "reward": self.rewards}
-        for each in (*_PER_TOKEN, "response_mask"):
-            if getattr(self, each) is not None:
-                columns[each] = getattr(self, each)
-        names = columns.keys()
-        return [shared | dict(zip(names, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+        shared |= self._given("policy_version", "tools")
+        columns = {"response": self.responses, "reward": self.rewards, **self._given(*_PER_TOKEN, "response_mask")}
+        return [shared | dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+    def _given(self, *names: str) -> dict[str, Any]:
+        """These columns, without those that were not given."""
+        columns = {name: getattr(self, name) for name in names}
+        return {name: column for name, column in columns.items() if column is not None}
 
 
 def prompt_group(stored: StoredGroup, ordinal: int, attempt: int, epoch: int, row: int) -> Group:
@@ -121,12 +122,11 @@ def checked_group(
     """A group in the form that is written. A SampleError names an invalid response and column."""
     check = _GroupCheck(ordinal, group_size, vocab_size)
     found = [check.response(number, each) for number, each in enumerate(check.column("responses", responses))]
-    masks = None
-    lengths = [_token_counts(response) for response in found]
+    masks, lengths = None, [_token_counts(response) for response in found]
     if response_mask is not None:
         given = check.column("response_mask", response_mask)
         masks = [check.mask(number, each, found[number]) for number, each in enumerate(given)]
-        lengths = [_TokenCounts(len(mask), int(mask.sum())) for mask in masks]
+        lengths = [(len(mask), int(mask.sum())) for mask in masks]
     columns: dict[str, Any] = dict.fromkeys(_PER_TOKEN)
     for name, values in per_token.items():
         if values is not None:
@@ -182,13 +182,6 @@ def _checked_ids(value: Any, vocab_size: int | None = None) -> NDArray[np.int32]
 
 def _has_role(turn: Any) -> bool:
     return isinstance(turn, Mapping) and isinstance(turn.get("role"), str)
-
-
-class _TokenCounts(NamedTuple):
-    """The number of tokens of one response, and of those that the policy wrote."""
-
-    total: int
-    trained: int
 
 
 _REMEDIES = {
@@ -251,14 +244,15 @@ class _GroupCheck:
             raise self.fault("responses", number, f"a response cannot be used: {error}") from None
 
     def mask(self, number: int, mask: Any, response: Any) -> NDArray[np.uint8]:
-        array = self._numbers("response_mask", number, mask)
+        array, fault = self._numbers("response_mask", number, mask), ""
         if not isinstance(response, np.ndarray):
-            raise self.fault("response_mask", number, "response_mask is for responses of token ids")
-        if len(array) != len(response):
-            text = f"a mask of {len(array)} numbers for a response of {len(response)} tokens"
-            raise self.fault("response_mask", number, text)
-        if not np.isin(array, (0, 1)).all():
-            raise self.fault("response_mask", number, "a mask holds 0 and 1")
+            fault = "response_mask is for responses of token ids"
+        elif len(array) != len(response):
+            fault = f"a mask of {len(array)} numbers for a response of {len(response)} tokens"
+        elif not np.isin(array, (0, 1)).all():
+            fault = "a mask holds 0 and 1"
+        if fault:
+            raise self.fault("response_mask", number, fault)
         return array.astype(np.uint8)
 
     def per_token(self, column: str, number: int, given: Any, lengths: _TokenCounts | None) -> NDArray[np.float32]:
@@ -266,12 +260,10 @@ class _GroupCheck:
             array = self._numbers(column, number, given).astype(np.float32)
         if not np.isfinite(array).all():
             raise self.fault(column, number, f"{column} has a number that is NaN or infinite")
-        if lengths is None or len(array) in lengths:
-            return array
-        text = f"{column} has {len(array)} numbers for a response of {lengths.total} tokens"
-        if lengths.trained != lengths.total:
-            text += f", {lengths.trained} of them the policy's"
-        raise self.fault(column, number, text)
+        if lengths is not None and len(array) not in lengths:
+            text = f"{column} has {len(array)} numbers for a response of {lengths[0]} tokens"
+            raise self.fault(column, number, f"{text}, {lengths[1]} of them the policy's")
+        return array
 
     def rewards(self, rewards: Any, lengths: list[_TokenCounts | None]) -> list[float | NDArray[np.float32]]:
         given = self.column("rewards", rewards)
@@ -284,22 +276,19 @@ class _GroupCheck:
     def _reward(self, number: int, reward: Any, lengths: _TokenCounts | None) -> float | NDArray[np.float32]:
         if reward is None:
             raise self.fault("rewards", number, "a response without a reward")
-        if hasattr(reward, "__len__") and not isinstance(reward, str) and getattr(reward, "ndim", 1) != 0:
+        array = self._numbers("rewards", number, reward, axes=(0, 1))
+        if array.ndim:
             return self.per_token("rewards", number, reward, lengths)
-        try:
-            value = math.nan if isinstance(reward, str) else float(reward)
-        except (TypeError, ValueError, OverflowError):
-            value = math.nan
-        if not math.isfinite(value):
-            raise self.fault("rewards", number, f"a reward is a number, the reward is {shortened(reward, 40)}")
-        return value
+        if not np.isfinite(array):
+            raise self.fault("rewards", number, f"a reward is a finite number, the reward is {array}")
+        return float(array)
 
-    def _numbers(self, column: str, number: int, given: Any) -> NDArray[Any]:
+    def _numbers(self, column: str, number: int, given: Any, axes: tuple[int, ...] = (1,)) -> NDArray[Any]:
         try:
             array = _as_array(given)
         except ValueError:
             array = np.empty(0, object)
-        if array.ndim != 1 or array.dtype.kind not in "iufb":
+        if array.ndim not in axes or array.dtype.kind not in "iufb":
             raise self.fault(column, number, f"{column} are numbers, got {shortened(given, 40)}")
         return array
 
@@ -319,20 +308,18 @@ class _GroupCheck:
 def _token_counts(response: Any) -> _TokenCounts | None:
     """The token counts of a response; None if they are unknown until it is encoded."""
     if isinstance(response, np.ndarray):
-        return _TokenCounts(len(response), len(response))
+        return len(response), len(response)
     if isinstance(response, str) or any(turn.get("token_ids") is None for turn in response):
         return None
-    total = sum(len(turn["token_ids"]) for turn in response)
-    return _TokenCounts(total, sum(len(turn["token_ids"]) for turn in response if turn["role"] == "assistant"))
+    lengths = [(len(turn["token_ids"]), turn["role"] == "assistant") for turn in response]
+    return sum(length for length, _ in lengths), sum(length for length, is_trained in lengths if is_trained)
 
 
 def _as_array(value: Any) -> NDArray[Any]:
     """An array, list or tensor of any library as an array."""
-    if hasattr(value, "detach"):  # a torch tensor, which may need gradients or lie on a device
-        value = value.detach().cpu()
-        if "bfloat16" in str(value.dtype):
-            value = value.float()
     try:
+        if is_tensor(value):
+            return numpy_of(value)
         return np.asarray(value)
     except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"a {type(value).__name__} cannot become an array: {error}") from None
@@ -374,8 +361,8 @@ def decode_group(payload: bytes, group_size: int, **where: Any) -> StoredGroup:
 def _to_bytes(value: Any) -> Any:
     if isinstance(value, np.generic):
         return value.item()
-    if hasattr(value, "detach"):
-        value = _as_array(value)
+    if is_tensor(value):
+        value = numpy_of(value)
     if isinstance(value, np.ndarray) and value.ndim == 1:
         code = _CODES.get(value.dtype.newbyteorder("<"))
         if code is not None:

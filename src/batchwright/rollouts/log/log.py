@@ -17,15 +17,13 @@ from batchwright.base.checks import at_least, local_path, one_of, whole_number
 from batchwright.base.errors import RowIndexError, SpecError, StoreError
 from batchwright.base.words import counted
 from batchwright.rollouts.log import ledger as rules
-from batchwright.rollouts.log.answers import Answers, read_answer
+from batchwright.rollouts.log import stream
 from batchwright.rollouts.log.folder import LogFolder
 from batchwright.rollouts.log.groups import Group, checked_group, prompt_group
-from batchwright.rollouts.log.leases import Leases
+from batchwright.rollouts.log.jobs import Jobs, PromptJob, read_answer
 from batchwright.rollouts.log.ledger import Ledger
-from batchwright.rollouts.log.prompts import PromptJob, read_prompts, rows_of
-from batchwright.rollouts.log.rounds import Rounds, rounds_of
 from batchwright.rollouts.log.shared_ledger import SharedLedger
-from batchwright.rollouts.log.stream_settings import first_event, given_settings, refuse_other_stream
+from batchwright.rollouts.log.stream import Rounds, rounds_of, rows_of
 from batchwright.typing import Data
 
 __all__ = ["RolloutLog"]
@@ -81,7 +79,7 @@ class RolloutLog:
         and not taken; `stale` ("reissue" or "drop") for groups that are too old; `vocab_size`, an upper limit of token
         ids; `read_only` for looking.
         """
-        given = given_settings(
+        given = stream.given_settings(
             group_size=group_size,
             seed=seed,
             shuffle=shuffle,
@@ -97,7 +95,9 @@ class RolloutLog:
         self.stale: str = one_of(("reissue", "drop"), stale=stale)
         self.vocab_size: int | None = _optional(1, vocab_size=vocab_size)
         self.read_only: bool = bool(read_only)
-        self._prompts = None if prompts is None else read_prompts(prompts, prompt_column, format, self.vocab_size)
+        self._prompts: stream.Prompts | None = None
+        if prompts is not None:
+            self._prompts = stream.read_prompts(prompts, prompt_column, format, self.vocab_size)
         self._warned_of_lower_version = False
         self._open(given)
 
@@ -112,18 +112,24 @@ class RolloutLog:
                         folder=self.path,
                         remedy="look for a mistake in the path; prompts= and group_size= make a new one",
                     )
-                self._shared.create(first_event(self._prompts, given))
+                self._shared.create(stream.first_event(self._prompts, given))
             with self._shared.reading() as ledger:
-                self._begin = ledger.first_event
-            refuse_other_stream(self._begin, given, self._prompts, self.path)
+                begin = self._begin = ledger.first_event
+            stream.refuse_other_stream(begin, given, self._prompts, self.path)
         except BaseException:
             self._shared.close()
             raise
-        self._rounds: Rounds = rounds_of(self._begin)
-        self._answers = Answers(self._shared, self._begin.group_size)
-        self._leases = Leases(
+        self.num_prompts: int = begin.num_prompts
+        """The number of prompts of one epoch."""
+        self.group_size: int = begin.group_size
+        self.epochs: int | None = begin.epochs
+        self.seed: int = begin.seed
+        self.samples_per_insert: int = begin.samples_per_insert
+        self.round_groups: int | None = begin.round_groups
+        self._rounds: Rounds = rounds_of(begin)
+        self._jobs = Jobs(
             shared=self._shared,
-            begin=self._begin,
+            begin=begin,
             lease_seconds=self.lease_seconds,
             max_attempts=self.max_attempts,
             on_stuck=self.on_stuck,
@@ -153,10 +159,7 @@ class RolloutLog:
         Waits up to `timeout` seconds for a prompt. [] means that there is none now. `is_over` tells if there may be one
         later.
         """
-        wanted = at_least(1, num_prompts=num_prompts)
-        if wanted > rules.MOST_AT_ONCE:
-            remedy = f"at most {rules.MOST_AT_ONCE:,}"
-            raise SpecError(f"num_prompts={wanted:,} at once", parameter="num_prompts", remedy=remedy)
+        wanted = min(at_least(1, num_prompts=num_prompts), rules.MOST_AT_ONCE)
         if self._prompts is None:
             raise SpecError(
                 "this log was opened without its prompts",
@@ -165,7 +168,7 @@ class RolloutLog:
             )
         for _ in _attempts(_seconds(timeout=timeout, smallest=0.0)):
             with self._shared.reading() as ledger:
-                jobs = self._leases.issue(ledger, wanted, self._prompts)
+                jobs = self._jobs.issue(ledger, wanted, self._prompts)
                 if jobs or rules.is_over(self._shared.ledger):
                     return jobs
         return []
@@ -197,7 +200,7 @@ class RolloutLog:
             asked["prompt"],
             responses,
             rewards,
-            group_size=self._begin.group_size,
+            group_size=self.group_size,
             ordinal=job.ordinal,
             vocab_size=self.vocab_size,
             policy_version=policy_version,
@@ -207,34 +210,32 @@ class RolloutLog:
             ref_log_probs=ref_log_probs,
             values=values,
         )
-        counts = self._answers.write(job, group)
-        self._leases.forget(job)
-        return counts
+        return self._jobs.answer(job, group)
 
     def heartbeat(self, jobs: Iterable[PromptJob] | None = None) -> list[PromptJob]:
         """Renew the leases of `jobs`, or of all jobs of this object. Returns those that are still wanted.
 
         Cheap to call often: a renewal is written when a quarter of a lease has passed.
         """
-        if jobs is None:
-            return self._leases.renew(None)
-        return self._leases.renew([self._checked(job) for job in jobs])
+        if jobs is not None:
+            jobs = [self._checked(job) for job in jobs]
+        return self._jobs.renew(jobs)
 
     def give_back(self, job: PromptJob, reason: str = "") -> None:
         """End the lease of `job` now, on record with a `reason`: the prompt is issued again. Nothing happens if it
         ended already."""
-        self._leases.give_back(self._checked(job), reason)
+        self._jobs.give_back(self._checked(job), reason)
 
     def drop(self, ordinal: int, reason: str = "") -> None:
         """Leave the prompt `ordinal` out, on record with a `reason`: it is not issued again, and a waiting answer to it
         is not used."""
-        self._leases.drop(whole_number(ordinal=ordinal), reason)
+        self._jobs.drop(whole_number(ordinal=ordinal), reason)
 
     def _checked(self, job: Any) -> PromptJob:
         if isinstance(job, PromptJob) and job.log_id == self.fingerprint:
             return job
-        what = "a job of another log" if isinstance(job, PromptJob) else f"a {type(job).__name__}, and not a job"
-        raise SpecError(f"this is {what}", parameter="job", remedy="a job that next_prompts of this log returned")
+        what = f"this is a {type(job).__name__}, and not a job of this log"
+        raise SpecError(what, parameter="job", remedy="a job that next_prompts of this log returned")
 
     # Trainers
 
@@ -302,12 +303,7 @@ class RolloutLog:
         """Groups [first, last) of those that were taken."""
         with self._shared.reading() as ledger:
             num_taken = len(ledger.taken)
-            if not 0 <= first <= last <= num_taken:
-                raise RowIndexError(
-                    f"groups {first:,} to {last:,} of {num_taken:,} that were taken",
-                    folder=self.path,
-                    remedy="log.take(last) first, which returns the number of groups",
-                )
+            self._check_range("groups", first, last, num_taken, "log.take(last)")
             answers = ledger.taken[first:last]
         epochs, rows = rows_of([answer.ordinal for answer in answers], self._begin)
         return [
@@ -319,13 +315,13 @@ class RolloutLog:
         """The number of the group of each of the uses [first, last): each is used `samples_per_insert` times."""
         with self._shared.reading() as ledger:
             num_uses = self._rounds.num_uses(len(ledger.taken), rules.is_over(ledger))
-            if not 0 <= first <= last <= num_uses:
-                raise RowIndexError(
-                    f"uses {first:,} to {last:,} of {num_uses:,} that are known",
-                    folder=self.path,
-                    remedy="log.take_uses(last) first, which returns the number of uses",
-                )
+            self._check_range("uses", first, last, num_uses, "log.take_uses(last)")
             return self._rounds.group_of(np.arange(first, last), rules.last_group(ledger))
+
+    def _check_range(self, noun: str, first: int, last: int, num_known: int, call: str) -> None:
+        if not 0 <= first <= last <= num_known:
+            what = f"{noun} {first:,} to {last:,} of {num_known:,} that were taken"
+            raise RowIndexError(what, folder=self.path, remedy=f"{call} first, which returns the number of {noun}")
 
     def groups_at(self, uses: ArrayLike) -> list[Group]:
         """The groups of some uses, by their numbers. Each is read once."""
@@ -375,39 +371,9 @@ class RolloutLog:
             return rules.is_over(ledger)
 
     @property
-    def group_size(self) -> int:
-        return self._begin.group_size
-
-    @property
-    def num_prompts(self) -> int:
-        """The number of prompts of one epoch."""
-        return self._begin.num_prompts
-
-    @property
-    def epochs(self) -> int | None:
-        return self._begin.epochs
-
-    @property
-    def seed(self) -> int:
-        return self._begin.seed
-
-    @property
-    def samples_per_insert(self) -> int:
-        return self._begin.samples_per_insert
-
-    @property
-    def round_groups(self) -> int | None:
-        return self._begin.round_groups
-
-    @property
     def fingerprint(self) -> str:
         """The log's own name: that of its journal. Another log of the same prompts has another."""
         return self._folder.id.hex()
-
-    def refresh(self) -> None:
-        """Read new records of other processes. Every method that needs them does so by itself."""
-        with self._shared.reading():
-            pass
 
     def state(self) -> dict[str, Any]:
         """The places of the prompts, as a small dict that can be JSON."""
@@ -428,10 +394,11 @@ class RolloutLog:
     def __repr__(self) -> str:
         if not self._shared.is_usable:
             return f"RolloutLog({str(self.path)!r}), closed"
-        begin, state = self._begin, self.state()
-        epochs = "endless epochs" if begin.epochs is None else counted(begin.epochs, "epoch")
+        state, epochs = self.state(), "endless epochs"
+        if self.epochs is not None:
+            epochs = counted(self.epochs, "epoch")
         return (
-            f"RolloutLog({str(self.path)!r}): {begin.num_prompts:,} prompts, {epochs}, groups of {begin.group_size}\n"
+            f"RolloutLog({str(self.path)!r}): {self.num_prompts:,} prompts, {epochs}, groups of {self.group_size}\n"
             f"  {state['cursor']:,} issued: {len(state['in_flight']):,} in flight, {len(state['again']):,} to be "
             f"issued again, {state['waiting']:,} waiting, {state['consumed']:,} taken, {state['dropped']:,} dropped"
         )

@@ -14,10 +14,10 @@ from pathlib import Path
 
 from batchwright.base.errors import BusyError, SpecError, StoreError
 from batchwright.base.journal import Record
-from batchwright.rollouts.log.folder import LogFolder
+from batchwright.rollouts.log.folder import LogFolder, damage
 from batchwright.rollouts.log.ledger import Begin, Contradiction, Event, Ledger, decode, encode
 
-__all__ = ["SharedLedger", "damaged"]
+__all__ = ["SharedLedger", "replayed"]
 
 
 class SharedLedger:
@@ -116,20 +116,18 @@ class SharedLedger:
 
     def _apply(self, records: Iterable[Record]) -> None:
         self._is_torn = True
-        for record in records:
-            try:
-                self.ledger.apply(decode(record.payload))
-            except Contradiction as error:
-                raise damaged(self.folder, record.number, error) from None
+        for record, _ in replayed(self.folder, self.ledger, records):
             self.folder.applied(record)
         self._is_torn = False
 
 
-def damaged(folder: LogFolder, record: int, reason: Contradiction) -> StoreError:
-    return StoreError(
-        "this log is damaged",
-        file=folder.ledger_path,
-        record=record,
-        reason=str(reason),
-        remedy="restore the folder from a copy",
-    )
+def replayed(folder: LogFolder, ledger: Ledger, records: Iterable[Record]) -> Iterator[tuple[Record, Event]]:
+    """(record, event) of some records, each after the ledger has applied it."""
+    for record in records:
+        try:
+            event = decode(record.payload)
+            ledger.apply(event)
+        except Contradiction as error:
+            where = {"file": folder.ledger_path, "record": record.number, "reason": str(error)}
+            raise damage("this log is damaged", **where) from None
+        yield record, event

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -13,31 +16,15 @@ import numpy as np
 
 from batchwright.base.checks import at_least, local_path
 from batchwright.base.errors import SpecError, StoreError
-from batchwright.base.journal import read_records
-from batchwright.rollouts.log.answers import read_answer
-from batchwright.rollouts.log.audit import Audit, audit
+from batchwright.base.journal import Record, read_records
+from batchwright.rollouts.log import ledger as rules
 from batchwright.rollouts.log.folder import LogFolder
-from batchwright.rollouts.log.ledger import (
-    Add,
-    Begin,
-    Contradiction,
-    Drop,
-    Event,
-    GiveBack,
-    Late,
-    Lease,
-    Ledger,
-    Renew,
-    Take,
-    decode,
-    is_over,
-    last_group,
-)
-from batchwright.rollouts.log.prompts import rows_of
-from batchwright.rollouts.log.rounds import rounds_of
-from batchwright.rollouts.log.shared_ledger import damaged
+from batchwright.rollouts.log.jobs import read_answer
+from batchwright.rollouts.log.ledger import Add, Begin, Event, GiveBack, Late, Ledger, Take
+from batchwright.rollouts.log.shared_ledger import replayed
+from batchwright.rollouts.log.stream import rounds_of, rows_of
 
-__all__ = ["history", "ordinal_at", "status"]
+__all__ = ["Audit", "audit", "history", "ordinal_at", "status"]
 
 Facts = dict[str, Any]
 
@@ -49,9 +36,8 @@ def status(path: str | os.PathLike[str], position: int | None = None) -> Facts:
     journal does not have. `lost` and `used_twice` are counted from the events, not from the ledger's state.
     """
     with _opened(path) as folder:
-        ledger, events = Ledger(), []
-        for _, event in _replay(folder, ledger):
-            events.append(event)
+        ledger = Ledger()
+        events = [event for _, event in _replay(folder, ledger)]
         begin, found = ledger.first_event, audit(events)
         gone = [
             ordinal
@@ -69,13 +55,13 @@ def status(path: str | os.PathLike[str], position: int | None = None) -> Facts:
             "stale": ledger.num_stale,
             "dropped": dict(sorted(ledger.dropped.items())),
             "late": ledger.num_late,
-            "is_over": is_over(ledger),
+            "is_over": rules.is_over(ledger),
             "journal": len(events),
             "lost": sorted({*found.lost, *gone}),
             "used_twice": found.used_twice,
         }
         if position is not None:
-            facts["checkpoint"] = _checkpoint(begin, found, at_least(0, position=position), is_over(ledger))
+            facts["checkpoint"] = _checkpoint(begin, found, at_least(0, position=position), rules.is_over(ledger))
         return facts
 
 
@@ -112,17 +98,15 @@ def history(path: str | os.PathLike[str], ordinal: int) -> Facts:
     """The history of one prompt, in order, and its last answer."""
     with _opened(path) as folder:
         ledger, lines, answer, num_taken = Ledger(), [], None, 0
-        for number, event in _replay(folder, ledger):
-            when = {"record": number, "at": getattr(event, "at", None)}
+        for record, event in _replay(folder, ledger):
+            when = {"record": record.number, "at": getattr(event, "at", None)}
             lines += [{**when, **line} for line in _lines(event, ordinal, ledger, num_taken)]
             if isinstance(event, Add) and event.ordinal == ordinal:
                 answer = event
             num_taken = len(ledger.taken)
         if not 0 <= ordinal < ledger.cursor:
-            remedy = f"an ordinal from 0 to {ledger.cursor - 1:,}" if ledger.cursor else "next_prompts issues the first"
-            raise SpecError(
-                f"prompt {ordinal:,} was never issued", parameter="ordinal", folder=folder.path, remedy=remedy
-            )
+            what, remedy = f"prompt {ordinal:,} was never issued", f"an ordinal below {ledger.cursor:,}"
+            raise SpecError(what, parameter="ordinal", folder=folder.path, remedy=remedy)
         begin = ledger.first_event
         (epoch,), (row,) = rows_of([ordinal], begin)
         facts: Facts = {"ordinal": ordinal, "epoch": epoch, "row": row, "events": lines, "answer": None}
@@ -154,18 +138,18 @@ def ordinal_at(path: str | os.PathLike[str], position: int) -> tuple[int, int]:
     begin = ledger.first_event
     use, response = divmod(position, begin.group_size)
     rounds = rounds_of(begin)
-    num_uses = rounds.num_uses(len(ledger.taken), is_over(ledger))
+    num_uses = rounds.num_uses(len(ledger.taken), rules.is_over(ledger))
     if not 0 <= use < num_uses:
-        remedy = f"a position from 0 to {num_uses * begin.group_size - 1:,}" if num_uses else "take some first"
-        raise SpecError(f"no row was taken at position {position:,}", parameter="position", folder=path, remedy=remedy)
-    (group,) = rounds.group_of(np.array([use]), last_group(ledger)).tolist()
+        what, remedy = f"no row was taken at position {position:,}", f"a position below {num_uses * begin.group_size:,}"
+        raise SpecError(what, parameter="position", folder=path, remedy=remedy)
+    (group,) = rounds.group_of(np.array([use]), rules.last_group(ledger)).tolist()
     return ledger.taken[group].ordinal, response
 
 
 def _lines(event: Event, ordinal: int, ledger: Ledger, num_taken: int) -> Iterator[Facts]:
     """The lines of one event in the history of a prompt. `ledger` is the state after it, `num_taken` the one before."""
     match event:
-        case Lease():
+        case rules.Lease():
             if ordinal in event.died:
                 yield {"event": "lease ended", "reason": "its holder died"}
             if ordinal in event.overdue:
@@ -173,9 +157,9 @@ def _lines(event: Event, ordinal: int, ledger: Ledger, num_taken: int) -> Iterat
             if ordinal in event.again or event.first_fresh <= ordinal < event.first_fresh + event.num_fresh:
                 attempt = ledger.issued[ordinal]
                 yield {"event": "issued", "attempt": attempt, "holder": event.writer, "seconds": event.seconds}
-        case Renew() if ordinal in event.ordinals:
+        case rules.Renew() if ordinal in event.ordinals:
             yield {"event": "lease renewed", "holder": event.writer}
-        case Drop() if ordinal in event.ordinals:
+        case rules.Drop() if ordinal in event.ordinals:
             yield {"event": "dropped", "reason": event.reason}
         case Take():
             yield from _judgements(event, ordinal, [answer.ordinal for answer in ledger.taken[num_taken:]], num_taken)
@@ -213,12 +197,80 @@ def _opened(path: str | os.PathLike[str]) -> Iterator[LogFolder]:
         folder.close()
 
 
-def _replay(folder: LogFolder, ledger: Ledger) -> Iterator[tuple[int, Event]]:
-    """(record, event) of the journal, each after the ledger has applied it."""
-    for record in read_records(folder.ledger_path):
-        try:
-            event = decode(record.payload)
-            ledger.apply(event)
-        except Contradiction as error:
-            raise damaged(folder, record.number, error) from None
-        yield record.number, event
+def _replay(folder: LogFolder, ledger: Ledger) -> Iterator[tuple[Record, Event]]:
+    return replayed(folder, ledger, read_records(folder.ledger_path))
+
+
+# The audit: a count of the events alone, without the rules of the ledger, as a check on them
+
+
+@dataclass(slots=True)
+class Audit:
+    """The place of each prompt after its last event, and the groups that were used."""
+
+    places: dict[int, str] = field(default_factory=dict)
+    """By ordinal: in flight, again, waiting, taken or dropped."""
+    answers: dict[int, Add] = field(default_factory=dict)
+    """By ordinal: the last one."""
+    waiting: dict[int, None] = field(default_factory=dict)
+    """Ordinals, in the order in which they were answered."""
+    taken: list[int] = field(default_factory=list)
+    """Ordinals, in the order of use."""
+    contents: Counter[tuple[str, int]] = field(default_factory=Counter)
+    """The number of times each group was taken, by the place of its content."""
+
+    @property
+    def cursor(self) -> int:
+        return max(self.places, default=-1) + 1
+
+    @property
+    def lost(self) -> list[int]:
+        """Prompts without a place, before one that was issued."""
+        return [ordinal for ordinal in range(self.cursor) if ordinal not in self.places]
+
+    @property
+    def used_twice(self) -> list[int]:
+        """Prompts with several taken groups, or with one group that was taken twice."""
+        twice = {ordinal for ordinal, count in Counter(self.taken).items() if count > 1}
+        again = {place for place, count in self.contents.items() if count > 1}
+        twice |= {ordinal for ordinal, answer in self.answers.items() if (answer.writer, answer.offset) in again}
+        return sorted(twice)
+
+
+def audit(events: Iterable[Event]) -> Audit:
+    """Count the events, without the ledger's checks."""
+    found = Audit()
+    places = found.places
+    for event in events:
+        match event:
+            case rules.Lease():
+                for ordinal in (*event.died, *event.overdue):
+                    places[ordinal] = "again"
+                for ordinal in (*event.again, *range(event.first_fresh, event.first_fresh + event.num_fresh)):
+                    places[ordinal] = "in flight"
+            case GiveBack():
+                places[event.ordinal] = "again"
+            case Add():
+                places[event.ordinal] = "waiting"
+                found.answers[event.ordinal] = event
+                found.waiting[event.ordinal] = None
+            case rules.Drop():
+                for ordinal in event.ordinals:
+                    places[ordinal] = "dropped"
+                    found.waiting.pop(ordinal, None)
+            case Take():
+                _take(found, event)
+    return found
+
+
+def _take(found: Audit, event: Take) -> None:
+    stale = set(event.stale)
+    for ordinal in list(islice(found.waiting, event.num_judged)):
+        del found.waiting[ordinal]
+        if ordinal in stale:
+            found.places[ordinal] = "again" if event.reissue else "dropped"
+        else:
+            answer = found.answers[ordinal]
+            found.places[ordinal] = "taken"
+            found.taken.append(ordinal)
+            found.contents[answer.writer, answer.offset] += 1

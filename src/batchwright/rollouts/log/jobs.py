@@ -1,4 +1,7 @@
-"""The generators' side of a log: leases of prompts, which end by an answer, by time, or with their process."""
+"""The generators' side of a log: jobs are leased, renewed, given back and answered.
+
+A lease ends by an answer, by time, or with its process. A group is on disk before the event that names it.
+"""
 
 from __future__ import annotations
 
@@ -10,18 +13,38 @@ from typing import Any
 
 from batchwright.base.errors import SampleError, SpecError
 from batchwright.rollouts.log import ledger as rules
-from batchwright.rollouts.log.ledger import Begin, Drop, GiveBack, Lease, Ledger, Renew
-from batchwright.rollouts.log.prompts import PromptJob, Prompts, rows_of
+from batchwright.rollouts.log.folder import LogFolder
+from batchwright.rollouts.log.groups import StoredGroup, columns_of, decode_group, encode_group
+from batchwright.rollouts.log.ledger import Add, Begin, Drop, GiveBack, Late, Lease, Ledger, Renew
 from batchwright.rollouts.log.shared_ledger import SharedLedger
+from batchwright.rollouts.log.stream import Prompts, rows_of
 
-__all__ = ["Leases"]
+__all__ = ["Jobs", "PromptJob", "read_answer"]
 
 log: logging.Logger = logging.getLogger("batchwright")
 
 
+@dataclass(frozen=True, slots=True)
+class PromptJob:
+    """A leased prompt: `group_size` responses to it are wanted."""
+
+    ordinal: int
+    """Number of the prompt in the run, epoch after epoch."""
+    prompt: Any
+    """Text, token ids, or messages."""
+    attempt: int
+    """The number of times it was issued, from 1."""
+    epoch: int
+    row: int
+    """Row of the source."""
+    fields: dict[str, Any] = field(repr=False)
+    """The whole row, for a reward function."""
+    log_id: str = field(repr=False)
+
+
 @dataclass(slots=True, kw_only=True)
-class Leases:
-    """The leases of one `RolloutLog`. Settings are those of its constructor."""
+class Jobs:
+    """The jobs of one `RolloutLog`. Settings are those of its constructor."""
 
     shared: SharedLedger
     begin: Begin
@@ -31,6 +54,8 @@ class Leases:
     ahead: int | None
     open: dict[tuple[int, int], PromptJob] = field(default_factory=dict)
     """By (ordinal, attempt): jobs of this object that were neither answered nor given back."""
+    first_group: tuple[Add, frozenset[str]] | None = None
+    """The first group that counts, and its columns: all groups must have them."""
 
     def issue(self, ledger: Ledger, wanted: int, prompts: Prompts) -> list[PromptJob]:
         """Lease up to `wanted` prompts. Only inside `shared.reading`."""
@@ -51,10 +76,10 @@ class Leases:
             self.shared.write(Lease(now, writer, self.lease_seconds, died, overdue, again, first, num_fresh))
         ordinals = [*again, *range(first, first + num_fresh)]
         log_id = self.shared.folder.id.hex()
-        jobs = [
-            prompts.job(row, ordinal, ledger.in_flight[ordinal].attempt, epoch, log_id)
-            for ordinal, epoch, row in zip(ordinals, *rows_of(ordinals, self.begin), strict=True)
-        ]
+        jobs = []
+        for ordinal, epoch, row in zip(ordinals, *rows_of(ordinals, self.begin), strict=True):
+            attempt, fields = ledger.in_flight[ordinal].attempt, prompts.row(row)
+            jobs.append(PromptJob(ordinal, fields[prompts.column], attempt, epoch, row, fields, log_id))
         self.open.update(((job.ordinal, job.attempt), job) for job in jobs)
         return jobs
 
@@ -83,7 +108,8 @@ class Leases:
     def renew(self, jobs: list[PromptJob] | None) -> list[PromptJob]:
         """Renew the leases of jobs, or of all open ones, when a quarter has passed. Returns those still leased."""
         with self.shared.reading() as ledger:
-            jobs = list(self.open.values()) if jobs is None else jobs
+            if jobs is None:
+                jobs = list(self.open.values())
             now, mine = time.time(), self._still_leased(ledger, jobs)
             if any(now - ledger.in_flight[job.ordinal].renewed >= self.lease_seconds / 4 for job in mine):
                 with self.shared.writing() as ledger:
@@ -105,6 +131,45 @@ class Leases:
                 found.append(job)
         return found
 
+    def answer(self, job: PromptJob, group: StoredGroup) -> bool:
+        """Add a group to the log. Returns whether it counts: the first answer to a prompt does."""
+        shared, payload = self.shared, encode_group(group, job.ordinal)
+        with shared.reading() as ledger:
+            writer = shared.writer()
+            counts = rules.accepts(ledger, job.ordinal, job.attempt)
+            if counts:
+                self._check_columns(ledger, group, job.ordinal)
+        if counts:  # before the event that names it, and outside of the lock, so that others can work meanwhile
+            place = shared.folder.write_group(payload)
+        with shared.writing() as ledger:
+            counts = rules.accepts(ledger, job.ordinal, job.attempt)
+            now, version = time.time(), group.policy_version
+            if counts:
+                self._check_columns(ledger, group, job.ordinal)  # another may have been the first, meanwhile
+                shared.write(Add(now, writer, job.ordinal, job.attempt, version, *place))
+            else:
+                shared.write(Late(now, writer, job.ordinal, job.attempt, version))
+        shared.folder.sync()
+        self.forget(job)
+        return counts
+
+    def _check_columns(self, ledger: Ledger, group: StoredGroup, ordinal: int) -> None:
+        first = next(iter(ledger.taken or ledger.waiting.values()), None)
+        if first is None:
+            return
+        if self.first_group is None or self.first_group[0] != first:
+            self.first_group = first, columns_of(read_answer(self.shared.folder, first, self.begin.group_size))
+        mine, theirs = columns_of(group), self.first_group[1]
+        for column in sorted(mine ^ theirs):
+            has, lacks = ("this group", "the first one") if column in mine else ("the first group", "this one")
+            raise SampleError(
+                f"{has} of the log has {column.replace('_', ' ')}, and {lacks} has none",
+                ordinal=ordinal,
+                column=column,
+                first=f"prompt {first.ordinal}",
+                remedy=f"{column} in all groups of a log, or in none: rows of a batch have the same columns",
+            )
+
     def give_back(self, job: PromptJob, reason: str) -> None:
         with self.shared.writing() as ledger:
             lease = ledger.in_flight.get(job.ordinal)
@@ -117,18 +182,20 @@ class Leases:
             if ordinal in ledger.dropped:
                 return
             if ordinal not in ledger.issued:
-                what = "was used" if 0 <= ordinal < ledger.cursor else "was never issued"
-                raise SpecError(
-                    f"prompt {ordinal:,} {what}, and cannot be dropped",
-                    parameter="ordinal",
-                    remedy="the ordinal of a prompt that is in flight, to be issued again, or waiting",
-                )
+                remedy = "the ordinal of a prompt that is in flight, to be issued again, or waiting"
+                what = f"prompt {ordinal:,} was never issued, or was used, and cannot be dropped"
+                raise SpecError(what, parameter="ordinal", remedy=remedy)
             self.shared.write(Drop(time.time(), self.shared.writer(), [ordinal], _text(reason)))
         self.shared.folder.sync()
 
     def forget(self, job: PromptJob) -> None:
         """Remove a finished job. A later attempt at the same prompt stays open."""
         self.open.pop((job.ordinal, job.attempt), None)
+
+
+def read_answer(folder: LogFolder, answer: Add, group_size: int) -> StoredGroup:
+    where = {"folder": folder.path, "writer": answer.writer, "ordinal": answer.ordinal}
+    return decode_group(folder.read_group(answer), group_size, **where)
 
 
 def _text(reason: Any) -> str:
