@@ -15,9 +15,8 @@ import pytest
 
 from batchwright.base.errors import SpecError
 from batchwright.base.fingerprint import fingerprint
-from batchwright.prepare.chat.faults import ChatError
-from batchwright.prepare.chat.formats import FORMATS, Layout, detect
-from batchwright.prepare.chat.layout_settings import layout_of
+from batchwright.prepare.chat.formats import FORMATS, Layout, detect, layout_of
+from batchwright.prepare.chat.messages import ChatError
 from batchwright.sources.faults import error_of
 from batchwright.sources.formats import Malformed, format_for, parse_json
 from batchwright.sources.units import Span, Unit, read_unit

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 import pytest
 
 from batchwright.base.errors import SpecError, TokenizerError
-from batchwright.prepare.chat.faults import ChatError
 from batchwright.prepare.chat.locate import region_between
+from batchwright.prepare.chat.messages import ChatError
 from batchwright.prepare.chat.render import ChatTemplate, find_template
 from batchwright.prepare.chat.spans import END, ROLES, TEMPLATE, TEXT
 from batchwright.prepare.tokenizers import BytesTokenizer, load_tokenizer, resolve_tokenizer

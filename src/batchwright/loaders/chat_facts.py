@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from batchwright.prepare.chat.faults import ChatError
+from batchwright.prepare.chat.messages import ChatError
 from batchwright.prepare.tokenizers import JsonTokenizer
 
 __all__ = ["TemplateFacts", "facts_of"]

@@ -18,8 +18,8 @@ from batchwright.base.words import counted
 from batchwright.loaders.chat_checks import CheckSettings, ConversationRows, Finding, findings_of
 from batchwright.loaders.chat_facts import facts_of
 from batchwright.loaders.conversation import pad_token_of
-from batchwright.prepare.chat.faults import ChatError
 from batchwright.prepare.chat.formats import detect
+from batchwright.prepare.chat.messages import ChatError
 from batchwright.prepare.chat.spans import Encoded
 from batchwright.prepare.chat.step import Chat, Prepared
 from batchwright.prepare.documents import read_documents

@@ -1,4 +1,4 @@
-"""A user's function as a step over rows: it gets a row (a dict) and returns a row, or None to drop it."""
+"""Steps of a recipe over rows: a user's function, and the holdout of documents by a hash of their text."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import xxhash
+
 from batchwright.base.errors import SourceError, SpecError
 from batchwright.base.fingerprint import function_fingerprint
 
-__all__ = ["RowStep", "row_step"]
+__all__ = ["RowStep", "row_step", "side_of"]
 
 Row = dict[str, Any]
 
@@ -93,3 +95,18 @@ def _checked_select(select: Any) -> Callable[[Row], Any] | tuple[str, ...] | Non
 
 def _name_of(function: Any) -> str:
     return str(getattr(function, "__name__", type(function).__name__))
+
+
+# Holdout
+
+_SALT = 0x70656E73746F636B
+
+
+def side_of(text: str, fraction: float) -> str:
+    """The side of a text, `train` or `val`, is the same in every recipe. A larger fraction only adds to `val`.
+
+    >>> side_of("a document", 0.0), side_of("a document", 1.0)
+    ('train', 'val')
+    """
+    digest = xxhash.xxh3_64_intdigest(text.encode("utf-8", "surrogatepass"), seed=_SALT)
+    return "val" if digest < fraction * 2**64 else "train"

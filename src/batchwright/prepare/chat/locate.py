@@ -15,7 +15,7 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from batchwright.prepare.chat.faults import ChatError
+from batchwright.prepare.chat.messages import ChatError
 from batchwright.prepare.chat.sandbox import GENERATION_CLOSE, GENERATION_OPEN
 
 __all__ = ["Leaf", "Located", "locate", "plain_conversation", "region_between"]

@@ -1,4 +1,4 @@
-"""The normal form of one message (see formats.py), and the rules that a conversation keeps."""
+"""The normal form of one message (see formats.py), the rules that a conversation keeps, and the error for one."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 import msgspec
 
 from batchwright.base.words import listed, suggest
-from batchwright.prepare.chat.faults import ChatError
 
 __all__ = [
     "LIKELY_ROLES",
     "MESSAGES_ROLES",
     "ROLES",
     "SHAREGPT_ROLES",
+    "ChatError",
     "Message",
     "Turns",
     "check_order",
@@ -314,3 +314,34 @@ def names_in_words(row: Iterable[Any]) -> str:
 
 def what_is(value: Any) -> str:
     return "null" if value is None else type(value).__name__
+
+
+class ChatError(Exception):
+    """A conversation that cannot be used, with the reason.
+
+    `kind` is short and the same for all conversations with this fault. Reports count by it. `reason` has the details.
+
+    >>> print(ChatError("unknown role", "role 'usr'", turn=2, remedy="'user'"))
+    unknown role: role 'usr' (message 2)
+    """
+
+    remedy: str
+    turn: int | None
+    reason: str
+    kind: str
+
+    def __init__(self, kind: str, reason: str = "", *, turn: int | None = None, remedy: str = "") -> None:
+        super().__init__(kind)
+        self.kind, self.reason, self.turn, self.remedy = kind, reason, turn, remedy
+        """`turn` is the number of the message, from 0; None if the fault is not in a single message."""
+
+    def __str__(self) -> str:
+        text = f"{self.kind}: {self.reason}" if self.reason else self.kind
+        return text if self.turn is None else f"{text} (message {self.turn})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (self.kind, self.reason, self.turn, self.remedy)  # it crosses from bake workers
+
+
+def _rebuild(kind: str, reason: str, turn: int | None, remedy: str) -> ChatError:
+    return ChatError(kind, reason, turn=turn, remedy=remedy)

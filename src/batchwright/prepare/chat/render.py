@@ -22,10 +22,9 @@ from batchwright.base.checks import local_path
 from batchwright.base.errors import SpecError, TokenizerError
 from batchwright.base.fingerprint import fingerprint_value
 from batchwright.base.words import suggest
-from batchwright.prepare.chat.faults import ChatError
 from batchwright.prepare.chat.locate import locate, plain_conversation
-from batchwright.prepare.chat.opaque import LookedInside, OpaqueText, compile_for_opaque
-from batchwright.prepare.chat.render_cache import RenderCache
+from batchwright.prepare.chat.messages import ChatError
+from batchwright.prepare.chat.render_cache import LookedInside, OpaqueText, RenderCache, compile_for_opaque
 from batchwright.prepare.chat.sandbox import CompiledTemplate, compile_template
 from batchwright.prepare.chat.spans import Rendered
 from batchwright.prepare.chat.templates import BUILT_IN

@@ -26,7 +26,7 @@ from jinja2 import nodes
 from jinja2.exceptions import SecurityError
 
 from batchwright.base.errors import SpecError
-from batchwright.prepare.chat.faults import ChatError
+from batchwright.prepare.chat.messages import ChatError
 
 __all__ = [
     "GENERATION_CLOSE",

@@ -14,9 +14,8 @@ from batchwright.base.checks import at_least
 from batchwright.base.errors import SpecError, TokenizerError
 from batchwright.base.fingerprint import fingerprint
 from batchwright.prepare.chat.encode import ConversationEncoder
-from batchwright.prepare.chat.faults import ChatError
-from batchwright.prepare.chat.formats import Layout
-from batchwright.prepare.chat.layout_settings import layout_of
+from batchwright.prepare.chat.formats import Layout, layout_of
+from batchwright.prepare.chat.messages import ChatError
 from batchwright.prepare.chat.spans import Encoded, Rendered
 from batchwright.prepare.tokenize import checked_ids
 from batchwright.prepare.tokenizers import CharsTokenizer, resolve_tokenizer

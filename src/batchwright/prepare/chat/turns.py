@@ -15,8 +15,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from batchwright.prepare.chat.faults import ChatError
 from batchwright.prepare.chat.locate import Leaf, Located, Region
+from batchwright.prepare.chat.messages import ChatError
 from batchwright.prepare.chat.spans import END, ROLES, TEMPLATE, TEXT, Rendered, TextSpan
 
 __all__ = ["Markers", "Prefix", "find_turns", "role_number"]
