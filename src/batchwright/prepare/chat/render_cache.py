@@ -14,7 +14,6 @@ same path through the template. Contents are never empty here, and have no blank
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -23,13 +22,13 @@ from typing import Any
 import jinja2
 import jinja2.utils
 
+from batchwright.prepare.chat.locate import noncharacter_in
 from batchwright.prepare.chat.sandbox import CompiledTemplate, TemplateEnvironment, own_values
 from batchwright.prepare.chat.spans import Rendered, TextSpan
 
 __all__ = ["LookedInside", "OpaqueText", "RenderCache", "compile_for_opaque"]
 
 _MOST_KEPT = 1024
-_NONCHARACTER = re.compile("[\ufdd0-\ufdef]")
 
 
 @dataclass(slots=True)
@@ -95,7 +94,7 @@ def _roles(conversation: Mapping[str, Any]) -> tuple[Any, ...] | None:
             return None
         if not content or content[0].isspace() or content[-1].isspace():
             return None
-        if not content.isascii() and _NONCHARACTER.search(content):
+        if noncharacter_in(content):
             return None
         roles.append((role, weight))
     return tuple(roles)

@@ -26,11 +26,10 @@ from jinja2 import nodes
 from jinja2.exceptions import SecurityError
 
 from batchwright.base.errors import SpecError
+from batchwright.prepare.chat.locate import tags_of
 from batchwright.prepare.chat.messages import ChatError
 
 __all__ = [
-    "GENERATION_CLOSE",
-    "GENERATION_OPEN",
     "CompiledTemplate",
     "TemplateEnvironment",
     "compile_template",
@@ -49,8 +48,8 @@ MAX_INTEGER = 1_000_000
 """The largest integer argument. No chat template pads, repeats or indents by more."""
 MAX_BITS = 4096
 
-GENERATION_OPEN, GENERATION_CLOSE = "\ufdd0\ufdd4\ufde0\ufde0\ufde0\ufde0", "\ufdd0\ufdd5\ufde0\ufde0\ufde0\ufde0"
-"""Marks of the start and stop of `{% generation %}` blocks, in renders that ask for them."""
+_GENERATION_TAGS = tags_of(0)
+"""The start and the stop of `{% generation %}` blocks, in renders that ask for them."""
 
 _MULTIPLIES = {
     *("replace", "join", "format", "format_map", "%", "expandtabs", "translate", "indent", "tojson", "batch", "slice"),
@@ -336,7 +335,7 @@ class _Generation(jinja2.ext.Extension):
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         marks = [
             nodes.Output([_filtered(nodes.Const(mark, lineno=lineno), _MARK)], lineno=lineno)
-            for mark in (GENERATION_OPEN, GENERATION_CLOSE)
+            for mark in _GENERATION_TAGS
         ]
         return nodes.Scope([marks[0], *body, marks[1]], lineno=lineno)
 
