@@ -844,10 +844,6 @@ def test_layouts_differ_by_their_mapping():
     assert len({fingerprint(spec) for spec in specs}) == 3
 
 
-def test_a_layout_names_the_columns_that_it_looks_at():
-    assert layout_of("messages", {"messages": "dialog", "role": "who"}).names == ("dialog", "system", "tools")
-
-
 def test_the_fields_of_a_message_keep_their_order():
     message = {"name": "a", "weight": 1, "x": "y", "content": "b", "role": "assistant", "reasoning_content": "c"}
     found = messages_of({"messages": [USER, message]})[1]

@@ -88,32 +88,6 @@ _RANK_OF_PART[[TEMPLATE, END, TEXT]] = 0, 1, 2
 _ASSISTANT = ROLES.index("assistant")
 
 
-def token_stops(
-    starts: NDArray[Any], ends: NDArray[Any], borders: NDArray[Any], ranks: NDArray[Any]
-) -> NDArray[np.int64]:
-    """The number of tokens up to the end of each span.
-
-    Token i covers [starts[i], ends[i]) of the text. Span s ends at borders[s]. All three arrays are ascending. A token
-    that covers several spans belongs to the one with the highest rank, or the last of these if ranks are equal.
-
-    >>> starts, ends = np.array([0, 3, 5]), np.array([3, 5, 9])          # "use", "r:", " Hi!"
-    >>> token_stops(starts, ends, np.array([6, 9]), np.array([0, 2]))    # "user: " by the template, then "Hi!"
-    array([2, 3])
-    """
-    stops = np.searchsorted(ends, borders, "right")
-    begins = np.append(starts, np.iinfo(np.int64).max)[stops]  # the first token that ends after the border
-    crossed = np.flatnonzero(begins < borders).tolist()
-    at = 0
-    while at < len(crossed):
-        first, token = crossed[at], stops[crossed[at]]
-        while at < len(crossed) and stops[crossed[at]] == token:
-            at += 1
-        last = crossed[at - 1] + 1  # the token covers spans first to last
-        owner = max(range(first, last + 1), key=lambda span: (ranks[span], span))
-        stops[owner:last] = token + 1
-    return stops.astype(np.int64, copy=False)
-
-
 class SpanTable:
     """The spans of many conversations as columns. One NumPy call for all is faster than one for each conversation."""
 
@@ -127,15 +101,33 @@ class SpanTable:
         self.turn: NDArray[np.int16] = np.array([span[4] for span in every], np.int16)
         self.weight: NDArray[np.float32] = np.array([span[5] for span in every], np.float32)
 
-    @property
-    def ranks(self) -> NDArray[np.int64]:
-        """Ranks: messages above the template, content above the end of turn, and the model's words above all others.
+    def token_stops(self, starts: NDArray[Any], ends: NDArray[Any], borders: NDArray[Any]) -> NDArray[np.int64]:
+        """The number of tokens up to the end of each span.
 
-        So every token that overlaps an answer is trained, as with transformers' `return_assistant_tokens_mask`.
+        Token i covers [starts[i], ends[i]) of the text. Span s ends at borders[s]. All three arrays are ascending. Of
+        several spans, a token belongs to the last of the highest rank: messages above the template, content above the
+        end of turn, and the model's words above all others. So every token that overlaps an answer is trained, as with
+        transformers' `return_assistant_tokens_mask`.
+
+        >>> spans = [TextSpan(0, 6, ROLES.index("user"), TEMPLATE, 0), TextSpan(6, 9, ROLES.index("user"), TEXT, 0)]
+        >>> starts, ends = np.array([0, 3, 5]), np.array([3, 5, 9])          # "use", "r:", " Hi!"
+        >>> SpanTable([spans]).token_stops(starts, ends, np.array([6, 9]))   # "user: " by the template, then "Hi!"
+        array([2, 3])
         """
-        ranks: NDArray[np.int64] = _RANK_OF_PART[self.part]
+        ranks = _RANK_OF_PART[self.part]
         ranks += 2 * ((self.role == _ASSISTANT) & (ranks > 0))
-        return ranks
+        stops = np.searchsorted(ends, borders, "right")
+        begins = np.append(starts, np.iinfo(np.int64).max)[stops]  # the first token that ends after the border
+        crossed = np.flatnonzero(begins < borders).tolist()
+        at = 0
+        while at < len(crossed):
+            first, token = crossed[at], stops[crossed[at]]
+            while at < len(crossed) and stops[crossed[at]] == token:
+                at += 1
+            last = crossed[at - 1] + 1  # the token covers spans first to last
+            owner = max(range(first, last + 1), key=lambda span: (ranks[span], span))
+            stops[owner:last] = token + 1
+        return stops.astype(np.int64, copy=False)
 
     def of_tokens(self, stops: NDArray[np.int64], num_tokens: NDArray[np.int64]) -> list[NDArray[Any]]:
         """The spans of each conversation as a store keeps them, without spans that have no token.
