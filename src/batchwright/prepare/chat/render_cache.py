@@ -14,7 +14,7 @@ same path through the template. Contents are never empty here, and have no blank
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -203,32 +203,22 @@ class _OpaqueEnvironment(TemplateEnvironment):
 
     def __init__(self) -> None:
         super().__init__()
-        self.filters = {name: self._guarded_filter(name, function) for name, function in self.filters.items()}
         tests: dict[str, Any] = self.tests
         self.tests = {name: self._guarded_test(name, function) for name, function in tests.items()}
 
-    def _guarded_filter(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        if name.startswith("\0"):  # the sandbox's own
-            return function
-        num_passed = int(jinja2.utils._PassArg.from_obj(function) is not None)
-
-        @functools.wraps(function)
-        def guarded(*args: Any, **kwargs: Any) -> Any:
-            passed, value, others = args[:num_passed], args[num_passed], args[num_passed + 1 :]
-            if isinstance(value, Generator | map | filter):
-                value = list(value)
-            if isinstance(value, OpaqueText):
-                if name == "trim" and not others and not kwargs:
-                    return OpaqueText(value.strip())
-                if name in _PASSED_ON:
-                    return value
-                raise LookedInside
-            is_known = name in _OF_MESSAGES or (name in _BY_ROLE and others[:1] == ("role",))
-            if _holds_opaque([*others, *kwargs.values()]) or (_holds_opaque(value) and not is_known):
-                raise LookedInside
-            return function(*passed, value, *others, **kwargs)
-
-        return guarded
+    def filter(
+        self, name: str, function: Callable[..., Any], value: Any, others: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
+        if isinstance(value, OpaqueText):
+            if name == "trim" and not others and not kwargs:
+                return OpaqueText(value.strip())
+            if name in _PASSED_ON:
+                return value
+            raise LookedInside
+        is_known = name in _OF_MESSAGES or (name in _BY_ROLE and others[:1] == ("role",))
+        if _holds_opaque([*others, *kwargs.values()]) or (_holds_opaque(value) and not is_known):
+            raise LookedInside
+        return super().filter(name, function, value, others, kwargs)
 
     def _guarded_test(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)

@@ -28,7 +28,6 @@ __all__ = [
     "Rendered",
     "SpanTable",
     "TextSpan",
-    "token_stops",
 ]
 
 ROLES = ("template", "system", "developer", "user", "assistant", "tool")
