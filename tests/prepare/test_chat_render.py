@@ -425,6 +425,13 @@ class TestGenerationMarks:
         conversation = said(QUESTION, ("assistant", "So."), QUESTION, ("assistant", "Thus."))
         assert answers(source, conversation) == [("Thus.", "text"), ("<|im_end|>", "end")]
 
+    def test_an_answer_without_words_is_what_they_enclose(self):
+        source = (
+            "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content + '.' }}"
+            "{% endgeneration %}{% else %}[{{ m.role }}]{{ m.content }}{% endif %}{% endfor %}"
+        )
+        assert answers(source, said(QUESTION, ("assistant", ""))) == [(".", "text")]
+
     def test_they_are_not_in_the_text(self):
         conversation = said(QUESTION, ("assistant", "So."))
         assert template_of(CHATML_MARKED).rendered(conversation).text == template_of(CHATML).render(conversation)

@@ -36,12 +36,9 @@ _PRINTED = (int, float, decimal.Decimal, datetime.date, datetime.time, datetime.
 class BadText(Exception):
     """The error for a row without text in its place. Reports count by `kind`; `reason` has the details."""
 
-    reason: str
-    kind: str
-
     def __init__(self, kind: str, reason: str = "") -> None:
-        self.kind, self.reason = kind, reason
         super().__init__(f"{kind}: {reason}" if reason else kind)
+        self.kind, self.reason = kind, reason
 
 
 @dataclass(frozen=True)
@@ -234,7 +231,6 @@ def read_documents(
     `columns` names the columns that are needed; None means all, for functions that get the row.
     `batchwright.sources.faults` turns malformed rows into errors.
     """
-    from_memory = unit.rows is not None
     for span, row_number, row in _read(unit, formats, columns):
         if isinstance(row, EndOfSpan | Malformed):
             yield span, row_number, row, {}
@@ -244,14 +240,15 @@ def read_documents(
         elif text is None:
             yield span, row_number, "", row
         else:
+            found: str | Malformed
             try:
-                found = text.of(row)
+                found = row["text"] = text.of(row)
             except BadText as bad:
-                yield span, row_number, Malformed(bad.kind, bad.reason), row
-                continue
-            fault_or_none = _surrogate(found) if from_memory and not found.isascii() else None
-            row["text"] = found
-            yield span, row_number, fault_or_none or found, row
+                found = Malformed(bad.kind, bad.reason)
+            else:
+                if unit.rows is not None and not found.isascii():
+                    found = _surrogate(found) or found
+            yield span, row_number, found, row
 
 
 def _read(unit: Unit, formats: Mapping[str, Format], columns: Sequence[str] | None) -> Iterator[tuple[int, int, Any]]:

@@ -33,28 +33,24 @@ class RowStep:
 
     def spec(self) -> list[Any]:
         """The part of a recipe's spec that decides the step's rows."""
-        if self.select is None:
-            return [self.name, self.fingerprint]
-        return [self.name, self.fingerprint, list(self.select) if isinstance(self.select, tuple) else self._selects()]
-
-    def _selects(self) -> str:
-        return function_fingerprint(self.select, name=f"select= of step {self.name!r}", version=self.version)
+        decides: list[Any] = [self.name, self.fingerprint]
+        if isinstance(self.select, tuple):
+            decides.append(list(self.select))
+        elif self.select is not None:
+            what = f"select= of step {self.name!r}"
+            decides.append(function_fingerprint(self.select, name=what, version=self.version))
+        return decides
 
     def __call__(self, row: Row) -> Row | None:
         result: Any = self.function(row)
-        if result is not None and not isinstance(result, dict):
-            hint = (
-                " (to keep or drop rows, pass the function as where= of add_ingredient)"
-                if isinstance(result, bool)
-                else ""
-            )
-            raise SourceError(
-                f"step {self.name!r} returned {type(result).__name__}, not a row",
-                step=self.name,
-                remedy=f"return a dict, or None to drop the row{hint}",
-            )
-        row_or_none: Row | None = result
-        return row_or_none
+        if result is None or isinstance(result, dict):
+            row_or_none: Row | None = result
+            return row_or_none
+        remedy = "return a dict, or None to drop the row"
+        if isinstance(result, bool):
+            remedy += " (to keep or drop rows, pass the function as where= of add_ingredient)"
+        what = f"step {self.name!r} returned {type(result).__name__}, not a row"
+        raise SourceError(what, step=self.name, remedy=remedy)
 
     def describe(self) -> str:
         """

@@ -246,7 +246,7 @@ def _dtype_name(asked: Any) -> str | None:
     if asked is None:
         return None
     try:
-        name = np.dtype(asked).name
+        name = str(np.dtype(asked).name)
     except TypeError:
         name = ""
     if name not in ("uint8", "uint16", "uint32"):

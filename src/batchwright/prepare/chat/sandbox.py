@@ -318,7 +318,7 @@ class _Counters(NodeTransformer):
         return node
 
 
-def _filtered(node: nodes.Expr, name: str) -> nodes.Filter:
+def _filtered(node: nodes.Node, name: str) -> nodes.Filter:
     return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
 
 
