@@ -36,6 +36,7 @@ from numpy.typing import NDArray
 
 from batchwright.base.files import home, write_whole
 from batchwright.base.fingerprint import fingerprint, fingerprint_bytes
+from batchwright.prepare.special_tokens import pairs_of
 from batchwright.prepare.token_text import BYTE_OF, bytes_of_tokens, names_of_bytes
 
 __all__ = [
@@ -192,8 +193,7 @@ def _check_merges(model: Mapping[str, Any]) -> list[int]:
 
     vocab: dict[str, int] = model["vocab"]
     last = -1
-    for merge in model["merges"]:
-        left, right = merge.split(" ") if isinstance(merge, str) else merge
+    for left, right in pairs_of(model["merges"]):
         if vocab[left + right] < last:
             raise Unproved(f"merges that are not in the order of their ids (at {left + right!r})")
         last = vocab[left + right]

@@ -23,10 +23,10 @@ import jinja2
 import jinja2.utils
 
 from batchwright.prepare.chat.locate import noncharacter_in
-from batchwright.prepare.chat.sandbox import CompiledTemplate, TemplateEnvironment, own_values
+from batchwright.prepare.chat.sandbox import TemplateEnvironment, own_values
 from batchwright.prepare.chat.spans import Rendered, TextSpan
 
-__all__ = ["LookedInside", "OpaqueText", "RenderCache", "compile_for_opaque"]
+__all__ = ["LookedInside", "OpaqueEnvironment", "OpaqueText", "RenderCache"]
 
 _MOST_KEPT = 1024
 
@@ -198,7 +198,7 @@ def _together(text: str, parts: Iterable[Any]) -> str:
     return OpaqueText(text) if any(isinstance(part, OpaqueText) for part in parts) else text
 
 
-class _OpaqueEnvironment(TemplateEnvironment):
+class OpaqueEnvironment(TemplateEnvironment):
     """The sandbox, in which opaque texts stay opaque. No function written in C gets one, because C could read it."""
 
     def __init__(self) -> None:
@@ -241,7 +241,7 @@ class _OpaqueEnvironment(TemplateEnvironment):
         is_ours = isinstance(function, jinja2.runtime.Macro) or function is self.globals["namespace"]
         if not is_ours and _holds_opaque(given):
             raise LookedInside
-        return super(_OpaqueEnvironment, self).call(context, function, *args, **kwargs)
+        return super(OpaqueEnvironment, self).call(context, function, *args, **kwargs)
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         if operator == "%" and _holds_opaque(right):
@@ -259,8 +259,3 @@ class _OpaqueEnvironment(TemplateEnvironment):
         if _holds_opaque(value):
             raise LookedInside
         return super()._sized(value)
-
-
-def compile_for_opaque(source: str, name: str) -> CompiledTemplate:
-    """Compile the template for renders with opaque texts."""
-    return CompiledTemplate(source, name, _OpaqueEnvironment())
