@@ -174,7 +174,7 @@ def _check_masks(measured: _Measured, settings: CheckSettings) -> Iterator[Findi
 
 
 def _check_ends(measured: _Measured, facts: TemplateFacts, policy: LossPolicy) -> Iterator[Finding]:
-    if not (policy.everything or "assistant" in policy.roles):
+    if not policy.trains_answers:
         return
     said = measured.answers(TEXT, measured.trained)
     endless = np.flatnonzero(said & ~measured.answers(END, measured.trained))

@@ -244,12 +244,13 @@ def _tagged(
 
 def _untagged(tagged: str) -> tuple[str, list[tuple[int, Region]]]:
     """A text without its tags, and the number and the region of each tagged text in it."""
-    found, removed = [], 0
+    pieces, found, at, size = [], [], 0, 0
     for match in _TAGGED.finditer(tagged):
-        start, size = match.start() - removed, len(match[2])
-        found.append((int(match[1].translate(_FROM_DIGITS), 16), (start, start + size)))
-        removed += len(match[0]) - size
-    return _TAGGED.sub(r"\2", tagged), found
+        pieces += [tagged[at : match.start()], match[2]]
+        start = size + match.start() - at
+        at, size = match.end(), start + len(match[2])
+        found.append((_number(match[1]), (start, size)))
+    return "".join([*pieces, tagged[at:]]), found
 
 
 @lru_cache(maxsize=4096)
@@ -257,6 +258,11 @@ def tags_of(number: int) -> tuple[str, str]:
     """The opening and the closing tag of a leaf."""
     digits = f"{number:04x}".translate(_TO_DIGITS)
     return f"\ufdd0\ufdd1{digits}", f"\ufdd0\ufdd2{digits}"
+
+
+@lru_cache(maxsize=4096)
+def _number(digits: str) -> int:
+    return int(digits.translate(_FROM_DIGITS), 16)
 
 
 def _is_unsure(text: str, leaf: Leaf, regions: list[Region]) -> bool:

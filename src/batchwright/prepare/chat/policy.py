@@ -61,6 +61,10 @@ class LossPolicy:
     def __str__(self) -> str:
         return self.what if self.end_of_turn else f"{self.what}, without end of turn"
 
+    @property
+    def trains_answers(self) -> bool:
+        return self.what in ("all", "last") or "assistant" in self.what.split("+")
+
     def weights(self, starts: NDArray[np.integer], spans: dict[str, NDArray[Any]]) -> NDArray[np.float32]:
         """The weight of each span's tokens. Document d has the spans [starts[d], starts[d + 1])."""
         if self.what == "all":

@@ -176,6 +176,9 @@ class TemplateEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return value
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        if operator == "+" and type(left) is type(right) is str:  # nearly always
+            self.budget.make(len(left) + len(right))
+            return left + right
         match operator:
             case "+" if isinstance(left, str | list | tuple) and isinstance(right, str | list | tuple):
                 self.budget.make(len(left) + len(right))

@@ -126,8 +126,8 @@ def _message_regions(located: Located, messages: Sequence[Mapping[str, Any]]) ->
     for leaf, found in found_leaves:
         _refuse_dropped(leaf, found, regions[leaf.turn])
     before = 0
-    for turn, mine in enumerate(map(sorted, regions)):
-        regions[turn] = mine
+    for turn, mine in enumerate(regions):
+        mine.sort()
         if mine and mine[0][0] < before:
             reason, remedy = (
                 "its text comes before that of an earlier message",
@@ -197,10 +197,11 @@ def _tile(text: str, turns: Sequence[_Turn], messages: Sequence[Mapping[str, Any
     def put(stop: int, part: int, turn: int) -> None:
         nonlocal at
         if at < stop:
-            span = TextSpan(at, stop, 0, part, turn)
+            role, weight = 0, math.nan
             if turn >= 0:
-                span = span._replace(role=role_number(messages[turn]["role"], turn), weight=_weight(messages[turn]))
-            spans.append(span)
+                message = messages[turn]
+                role, weight = role_number(message["role"], turn), float(message.get("weight", math.nan))
+            spans.append(TextSpan(at, stop, role, part, turn, weight))
             at = stop
 
     before = -1
@@ -242,14 +243,10 @@ def _painted(
         inside = text[start:stop].rstrip()
         end = next((end for end in markers.ends if inside.endswith(end)), "")
         border = start + len(inside) - len(end) if end else stop
-        weight = _weight(messages[turn.number])
+        weight = float(messages[turn.number].get("weight", math.nan))
         spans = _over(spans, TextSpan(start, border, _ASSISTANT, TEXT, turn.number, weight))
         spans = _over(spans, TextSpan(border, stop, _ASSISTANT, END, turn.number, weight))
     return spans
-
-
-def _weight(message: Mapping[str, Any]) -> float:
-    return float(message.get("weight", math.nan))
 
 
 def _over(spans: Sequence[TextSpan], new: TextSpan) -> list[TextSpan]:
