@@ -250,7 +250,7 @@ def open_torchtune(path: Path, workers: int = 0) -> Callable[[list[dict[str, Any
     from torchtune.models.llama3 import Llama3Tokenizer
     from torchtune.models.llama3._tokenizer import LLAMA3_SPECIAL_TOKENS
 
-    from batchwright.prepare.byte_level import bytes_of_tokens
+    from batchwright.prepare.token_text import bytes_of_tokens
 
     body = json.loads(path.read_text())
     ranks = bytes_of_tokens(body["model"]["vocab"])

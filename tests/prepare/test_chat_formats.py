@@ -15,9 +15,8 @@ import pytest
 
 from batchwright.base.errors import SpecError
 from batchwright.base.fingerprint import fingerprint
-from batchwright.prepare.chat.faults import ChatError
-from batchwright.prepare.chat.formats import FORMATS, Layout, detect
-from batchwright.prepare.chat.layout_settings import layout_of
+from batchwright.prepare.chat.formats import FORMATS, Layout, detect, layout_of
+from batchwright.prepare.chat.messages import ChatError
 from batchwright.sources.formats import Malformed, format_for, parse_json
 from batchwright.sources.units import Span, Unit, error_of, read_unit
 from refusals import refused
@@ -842,10 +841,6 @@ def test_layouts_differ_by_their_mapping():
     specs = [layout_of("messages").spec(), layout_of("messages", {"messages": "a"}).spec()]
     specs.append(layout_of("messages", roles={"a": "user"}).spec())
     assert len({fingerprint(spec) for spec in specs}) == 3
-
-
-def test_a_layout_names_the_columns_that_it_looks_at():
-    assert layout_of("messages", {"messages": "dialog", "role": "who"}).names == ("dialog", "system", "tools")
 
 
 def test_the_fields_of_a_message_keep_their_order():

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 import pytest
 
 from batchwright.base.errors import SpecError, TokenizerError
-from batchwright.prepare.chat.faults import ChatError
 from batchwright.prepare.chat.locate import region_between
+from batchwright.prepare.chat.messages import ChatError
 from batchwright.prepare.chat.render import ChatTemplate, find_template
 from batchwright.prepare.chat.spans import END, ROLES, TEMPLATE, TEXT
 from batchwright.prepare.tokenizers import BytesTokenizer, load_tokenizer, resolve_tokenizer
@@ -424,6 +424,13 @@ class TestGenerationMarks:
         source = CHATML_MARKED.replace("m.role == 'assistant'", "m.role == 'assistant' and m.content != 'So.'")
         conversation = said(QUESTION, ("assistant", "So."), QUESTION, ("assistant", "Thus."))
         assert answers(source, conversation) == [("Thus.", "text"), ("<|im_end|>", "end")]
+
+    def test_an_answer_without_words_is_what_they_enclose(self):
+        source = (
+            "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content + '.' }}"
+            "{% endgeneration %}{% else %}[{{ m.role }}]{{ m.content }}{% endif %}{% endfor %}"
+        )
+        assert answers(source, said(QUESTION, ("assistant", ""))) == [(".", "text")]
 
     def test_they_are_not_in_the_text(self):
         conversation = said(QUESTION, ("assistant", "So."))

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchwright.prepare.chat.faults import ChatError
+from batchwright.prepare.chat.messages import ChatError
 from batchwright.prepare.chat.render import ChatTemplate, find_template
 from batchwright.prepare.chat.render_cache import RenderCache
 from batchwright.prepare.chat.spans import TEMPLATE, TEXT, Rendered

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from batchwright.base.errors import SpecError
-from batchwright.prepare.chat.faults import ChatError
+from batchwright.prepare.chat.messages import ChatError
 from batchwright.prepare.chat.render import ChatTemplate
 from batchwright.prepare.chat.sandbox import MAX_SECONDS
 from refusals import refused

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from batchwright.prepare.chat.faults import ChatError
+from batchwright.prepare.chat.messages import ChatError
 from batchwright.prepare.chat.render import ChatTemplate, find_template
 from batchwright.prepare.chat.spans import END, ROLES, TEMPLATE, TEXT, Rendered
 from batchwright.prepare.chat.templates import BUILT_IN

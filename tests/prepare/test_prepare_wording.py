@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 
 import batchwright as bw
-from batchwright.prepare.chat.faults import ChatError
+from batchwright.prepare.chat.messages import ChatError
 from batchwright.prepare.chat.render import find_template
-from batchwright.prepare.text_column import BadText, TextColumn
+from batchwright.prepare.documents import BadText, TextColumn
 from batchwright.prepare.tokenizers import BytesTokenizer
 
 WORDING: dict[str, tuple[Callable[[], object], str]] = {

@@ -9,7 +9,7 @@ from decimal import Decimal
 import pytest
 
 import batchwright as bw
-from batchwright.prepare.text_column import BadText, TextColumn
+from batchwright.prepare.documents import BadText, TextColumn
 from refusals import refused
 
 ROW = {

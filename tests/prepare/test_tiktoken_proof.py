@@ -14,8 +14,7 @@ from byte_level import GPT4_PATTERN, LLAMA3_PATTERN, O200K_PATTERN, QWEN_PATTERN
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from batchwright.prepare import tiktoken_proof as proof
-from batchwright.prepare.split_patterns import Unproved, check_pattern, classes_of
-from batchwright.prepare.tiktoken_proof import prove, proved_before
+from batchwright.prepare.tiktoken_proof import Unproved, check_pattern, classes_of, prove, proved_before
 from batchwright.prepare.tokenizers import JsonTokenizer
 from batchwright.prepare.train import PATTERNS
 

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import batchwright as bw
-from batchwright.prepare.text_column import TextColumn
+from batchwright.prepare.documents import TextColumn
 from batchwright.sources import memory, units
 from batchwright.sources.memory import TableRows, table_rows
 from refusals import refused

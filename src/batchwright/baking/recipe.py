@@ -15,8 +15,8 @@ from batchwright.base.errors import SpecError
 from batchwright.base.fingerprint import fingerprint, fingerprint_rows, function_fingerprint
 from batchwright.base.words import counted, suggest
 from batchwright.prepare.chat.step import Chat
+from batchwright.prepare.documents import TextColumn
 from batchwright.prepare.rows import RowStep, row_step
-from batchwright.prepare.text_column import TextColumn
 from batchwright.prepare.tokenize import Tokenize
 from batchwright.sources.formats import format_for, known_extensions
 from batchwright.sources.listing import InputFile, list_files, looks_like_paths

@@ -23,11 +23,11 @@ from batchwright.base.errors import BatchwrightError, SourceError, TokenizerErro
 from batchwright.base.fingerprint import fingerprint_file
 from batchwright.columns.arrow import arrow_to_numpy, lists_to_arrow, numpy_to_arrow, records_of, records_to_arrow
 from batchwright.order.permute import permutation
-from batchwright.prepare.chat.faults import ChatError
 from batchwright.prepare.chat.formats import Layout, detect
+from batchwright.prepare.chat.messages import ChatError
 from batchwright.prepare.chat.spans import SPAN_DTYPE
 from batchwright.prepare.chat.step import Chat, Prepared
-from batchwright.prepare.holdout import side_of
+from batchwright.prepare.rows import side_of
 from batchwright.prepare.tokenize import Tokenize
 from batchwright.sources.formats import Malformed
 from batchwright.sources.units import Unit, place

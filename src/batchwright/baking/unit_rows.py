@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 
 from batchwright.base.errors import BatchwrightError, SourceError, SpecError, WorkerError
 from batchwright.base.fingerprint import fingerprint_value, function_fingerprint
-from batchwright.prepare.documents import read_documents
+from batchwright.prepare.documents import TextColumn, read_documents
 from batchwright.prepare.rows import RowStep
-from batchwright.prepare.text_column import TextColumn
 from batchwright.sources.formats import Format, Malformed
 from batchwright.sources.memory import TableRows
 from batchwright.sources.units import EndOfSpan, Unit, error_of, failure_of, place

@@ -33,8 +33,8 @@ from batchwright.base.processes import Worker
 from batchwright.base.progress import progress
 from batchwright.base.seeds import key_of, mix64
 from batchwright.prepare.chat.step import Chat
+from batchwright.prepare.documents import TextColumn
 from batchwright.prepare.rows import RowStep
-from batchwright.prepare.text_column import TextColumn
 from batchwright.prepare.tokenize import Tokenize
 from batchwright.sources import units
 from batchwright.sources.formats import Format

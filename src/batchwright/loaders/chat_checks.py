@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from batchwright.base.errors import SpecError
 from batchwright.batches.samples import SampleRows
-from batchwright.prepare.chat.faults import ChatError
+from batchwright.prepare.chat.messages import ChatError
 from batchwright.prepare.chat.policy import LossPolicy
 from batchwright.prepare.chat.spans import END, ROLES, TEXT
 from batchwright.prepare.tokenizers import JsonTokenizer
@@ -191,7 +191,7 @@ def _check_masks(measured: _Measured, settings: CheckSettings) -> Iterator[Findi
 
 
 def _check_ends(measured: _Measured, facts: TemplateFacts, policy: LossPolicy) -> Iterator[Finding]:
-    if not (policy.everything or "assistant" in policy.roles):
+    if not policy.trains_answers:
         return
     said = measured.answers(TEXT, measured.trained)
     endless = np.flatnonzero(said & ~measured.answers(END, measured.trained))

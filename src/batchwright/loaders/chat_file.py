@@ -17,8 +17,8 @@ from batchwright.base.errors import SpecError, TokenizerError
 from batchwright.base.words import counted
 from batchwright.loaders.chat_checks import CheckSettings, ConversationRows, Finding, facts_of, findings_of
 from batchwright.loaders.conversation import pad_token_of
-from batchwright.prepare.chat.faults import ChatError
 from batchwright.prepare.chat.formats import detect
+from batchwright.prepare.chat.messages import ChatError
 from batchwright.prepare.chat.spans import Encoded
 from batchwright.prepare.chat.step import Chat, Prepared
 from batchwright.prepare.documents import read_documents

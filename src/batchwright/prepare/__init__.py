@@ -4,8 +4,7 @@ Conversations have a folder of their own, `chat/`. Its function `chat` is in `ch
 hide the folder.
 """
 
-from batchwright.prepare.holdout import side_of
-from batchwright.prepare.rows import RowStep, row_step
+from batchwright.prepare.rows import RowStep, row_step, side_of
 from batchwright.prepare.tokenize import Tokenize, tokenize
 from batchwright.prepare.tokenizers import load_tokenizer, resolve_tokenizer
 

@@ -1,4 +1,4 @@
-"""A user's function as a step over rows: it gets a row (a dict) and returns a row, or None to drop it."""
+"""Steps of a recipe over rows: a user's function, and the holdout of documents by a hash of their text."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import xxhash
+
 from batchwright.base.errors import SourceError, SpecError
 from batchwright.base.fingerprint import function_fingerprint
 
-__all__ = ["RowStep", "row_step"]
+__all__ = ["RowStep", "row_step", "side_of"]
 
 Row = dict[str, Any]
 
@@ -31,28 +33,24 @@ class RowStep:
 
     def spec(self) -> list[Any]:
         """The part of a recipe's spec that decides the step's rows."""
-        if self.select is None:
-            return [self.name, self.fingerprint]
-        return [self.name, self.fingerprint, list(self.select) if isinstance(self.select, tuple) else self._selects()]
-
-    def _selects(self) -> str:
-        return function_fingerprint(self.select, name=f"select= of step {self.name!r}", version=self.version)
+        decides: list[Any] = [self.name, self.fingerprint]
+        if isinstance(self.select, tuple):
+            decides.append(list(self.select))
+        elif self.select is not None:
+            what = f"select= of step {self.name!r}"
+            decides.append(function_fingerprint(self.select, name=what, version=self.version))
+        return decides
 
     def __call__(self, row: Row) -> Row | None:
         result: Any = self.function(row)
-        if result is not None and not isinstance(result, dict):
-            hint = (
-                " (to keep or drop rows, pass the function as where= of add_ingredient)"
-                if isinstance(result, bool)
-                else ""
-            )
-            raise SourceError(
-                f"step {self.name!r} returned {type(result).__name__}, not a row",
-                step=self.name,
-                remedy=f"return a dict, or None to drop the row{hint}",
-            )
-        row_or_none: Row | None = result
-        return row_or_none
+        if result is None or isinstance(result, dict):
+            row_or_none: Row | None = result
+            return row_or_none
+        remedy = "return a dict, or None to drop the row"
+        if isinstance(result, bool):
+            remedy += " (to keep or drop rows, pass the function as where= of add_ingredient)"
+        what = f"step {self.name!r} returned {type(result).__name__}, not a row"
+        raise SourceError(what, step=self.name, remedy=remedy)
 
     def describe(self) -> str:
         """
@@ -93,3 +91,18 @@ def _checked_select(select: Any) -> Callable[[Row], Any] | tuple[str, ...] | Non
 
 def _name_of(function: Any) -> str:
     return str(getattr(function, "__name__", type(function).__name__))
+
+
+# Holdout
+
+_SALT = 0x70656E73746F636B
+
+
+def side_of(text: str, fraction: float) -> str:
+    """The side of a text, `train` or `val`, is the same in every recipe. A larger fraction only adds to `val`.
+
+    >>> side_of("a document", 0.0), side_of("a document", 1.0)
+    ('train', 'val')
+    """
+    digest = xxhash.xxh3_64_intdigest(text.encode("utf-8", "surrogatepass"), seed=_SALT)
+    return "val" if digest < fraction * 2**64 else "train"

@@ -9,7 +9,7 @@ put before words, the normalizer.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from batchwright.base.errors import TokenizerError
 
-__all__ = ["Offsets", "SpecialTokenEncoder"]
+__all__ = ["Offsets", "SpecialTokenEncoder", "pairs_of"]
 
 Ids = NDArray[np.uint32]
 Marks = Sequence[tuple[int, str]]
@@ -144,7 +144,7 @@ def _renamed_model(model: dict[str, Any], name_of: Mapping[str, str]) -> dict[st
         return {**model, "vocab": [[name_of.get(word, word), score] for word, score in vocab]}
     names = {name: name_of[name] for name in name_of.keys() & vocab.keys()}
     if names and model.get("merges"):
-        for left, right in _pairs(model["merges"]):
+        for left, right in pairs_of(model["merges"]):
             for word in (left, right, left + right):
                 names.pop(word, None)
     unknown = model.get("unk_token")
@@ -152,7 +152,8 @@ def _renamed_model(model: dict[str, Any], name_of: Mapping[str, str]) -> dict[st
     return {**model, "vocab": renamed, "unk_token": names.get(unknown, unknown)}
 
 
-def _pairs(merges: Iterable[Any]) -> Iterable[tuple[str, str]]:
+def pairs_of(merges: Iterable[Any]) -> Iterator[tuple[str, str]]:
+    """The two parts of each merge, which newer files have as a list, and older files as one string."""
     for merge in merges:
         left, right = merge.split(" ") if isinstance(merge, str) else merge
         yield left, right

@@ -141,24 +141,16 @@ class FastEncoder:
 
     def _ready(self, texts: Sequence[str]) -> list[str | None]:
         """Each text as tiktoken takes it, or None for a text that needs `tokenizers`."""
-        ready: list[str | None] = list(texts)
-        for number in self._not_ascii(texts):
-            ready[number] = self._characters_checked(texts[number])
+        # Of all texts at once: flags and added tokens are rare.
+        flags = self._flags("".join(text for text in texts if not text.isascii()))
+        has_added = self._added.search("\0".join(texts)) is not None
+        ready: list[str | None] = [text or None for text in texts]
         for number, text in enumerate(texts):
-            if len(text) > MAX_RUN_CHARACTERS and has_long_run(text):
+            if (len(text) > MAX_RUN_CHARACTERS and has_long_run(text)) or (has_added and self._added.search(text)):
                 ready[number] = None
-        if self._added.search("\0".join(texts)):  # all at once: it is rare
-            for number, text in enumerate(texts):
-                if self._added.search(text):
-                    ready[number] = None
-        return [text if before else None for text, before in zip(ready, texts, strict=True)]
-
-    def _not_ascii(self, texts: Sequence[str]) -> list[int]:
-        """The numbers of texts with a flagged character."""
-        numbers = [number for number, text in enumerate(texts) if not text.isascii()]
-        if not numbers or not self._flags("".join(texts[number] for number in numbers)):
-            return []
-        return [number for number in numbers if self._flags(texts[number])]
+            elif flags and not text.isascii():
+                ready[number] = self._characters_checked(text)
+        return ready
 
     def _flags(self, text: str) -> int:
         points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)

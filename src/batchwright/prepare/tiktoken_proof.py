@@ -14,8 +14,11 @@ A token that does not come back whole is never made by merging; tiktoken must no
 are not merged at all (`ignore_merges`), tiktoken must know it, and does no harm if alone it ends in three or more
 symbols: there is no moment with two of them. With two it is refused.
 
-*Cutting.* The pattern is one of those in split_patterns.py. Each class in it is compared between the two engines for
-every character that Unicode has.
+*Cutting.* The pattern is a choice of branches, and every branch must be in the list here: those of GPT-2, GPT-4 and
+later. Branches are made of literals, classes and greedy quantifiers, which both engines combine in the same way. A
+class may hold other characters in the other engine (their Unicode versions may differ), so each class is compared
+between the engines for every character that Unicode has. There must be a branch for each kind of character, because
+tiktoken drops text that its pattern does not match.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.metadata
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -32,10 +36,20 @@ from numpy.typing import NDArray
 
 from batchwright.base.files import home, write_whole
 from batchwright.base.fingerprint import fingerprint, fingerprint_bytes
-from batchwright.prepare.byte_level import BYTE_OF, bytes_of_tokens, names_of_bytes
-from batchwright.prepare.split_patterns import Unproved, check_pattern, classes_of, ignores_case
+from batchwright.prepare.special_tokens import pairs_of
+from batchwright.prepare.token_text import BYTE_OF, bytes_of_tokens, names_of_bytes
 
-__all__ = ["DIFFERS", "NORMALIZES", "Proof", "make_encoding", "prove", "proved_before"]
+__all__ = [
+    "DIFFERS",
+    "NORMALIZES",
+    "Proof",
+    "Unproved",
+    "check_pattern",
+    "classes_of",
+    "make_encoding",
+    "prove",
+    "proved_before",
+]
 
 _PROOF_VERSION = 4
 _CODE_POINTS = 0x110000
@@ -179,8 +193,7 @@ def _check_merges(model: Mapping[str, Any]) -> list[int]:
 
     vocab: dict[str, int] = model["vocab"]
     last = -1
-    for merge in model["merges"]:
-        left, right = merge.split(" ") if isinstance(merge, str) else merge
+    for left, right in pairs_of(model["merges"]):
         if vocab[left + right] < last:
             raise Unproved(f"merges that are not in the order of their ids (at {left + right!r})")
         last = vocab[left + right]
@@ -285,3 +298,66 @@ def _encoding(pattern: str, ranks: dict[bytes, int]) -> Any:
     # Without any special token tiktoken would look for the empty one, at every character.
     special = {"<no text has this \U0010ffff>": max(ranks.values()) + 1}
     return tiktoken.Encoding("batchwright", pat_str=pattern, mergeable_ranks=ranks, special_tokens=special)
+
+
+# Split patterns
+
+_SUFFIX = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_BRANCHES: dict[str, tuple[str, ...]] = {
+    "": (_SUFFIX, r"'(?i:[sdmt]|ll|ve|re)", r"'(?:[sdmt]|ll|ve|re)", *_SUFFIX[4:-1].split("|")),
+    "letters": (r" ?\p{L}+", r"[^\r\n\p{L}\p{N}]?\p{L}+"),
+    "letters marks": (
+        r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+",
+        *(
+            rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{end}|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{end}"
+            for end in (f"{_SUFFIX}?", "")
+        ),
+    ),
+    "numbers": (r" ?\p{N}+", r"\p{N}+", r"\p{N}", r"\p{N}{1,3}"),
+    "others marks": tuple(rf" ?[^\s\p{{L}}\p{{N}}]+{after}" for after in ("", r"[\r\n]*", r"[\r\n/]*")),
+    "others": tuple(rf" ?[^\s\p{{L}}\p{{M}}\p{{N}}]+{after}" for after in ("", r"[\r\n]*", r"[\r\n/]*")),
+    "blanks": (r"\s+", r"\s"),
+    " ": (r"\s*[\r\n]+", r"\s*[\r\n]", r"\s+(?!\S)"),
+}
+"""The kinds of characters that each branch matches, alone and before any text."""
+_KINDS = {branch: set(kinds.split()) for kinds, branches in _BRANCHES.items() for branch in branches}
+_NEEDED = {"letters", "marks", "numbers", "others", "blanks"}
+
+
+class Unproved(Exception):
+    """The error for a tokenizer that is not proved to give the same ids. The message is the reason."""
+
+
+def check_pattern(pattern: str) -> None:
+    """Raise Unproved unless a pattern is made of known branches that match every character.
+
+    >>> check_pattern(r"'s|'t| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+")
+    >>> check_pattern(r"\\w+|\\W+")
+    Traceback (most recent call last):
+    batchwright.prepare.tiktoken_proof.Unproved: a split pattern of its own, from '\\\\w+|\\\\W+' on
+    """
+    rest = f"|{pattern}"
+    kinds: set[str] = set()
+    while rest:
+        fitting = (name for name in _KINDS if rest.startswith(f"|{name}") and rest[len(name) + 1 :][:1] in ("", "|"))
+        branch = max(fitting, key=len, default=None)
+        if branch is None:
+            raise Unproved(f"a split pattern of its own, from {rest[1:41]!r} on")
+        kinds |= _KINDS[branch]
+        rest = rest[len(branch) + 1 :]
+    if not kinds >= _NEEDED:
+        raise Unproved(f"a split pattern without a branch for {', '.join(sorted(_NEEDED - kinds))}")
+
+
+def classes_of(pattern: str) -> list[str]:
+    """The classes of a known pattern, as written in it.
+
+    >>> classes_of(r" ?\\p{L}+|[^\\s\\p{L}]+|\\s+(?!\\S)|\\s+")
+    ['[^\\\\s\\\\p{L}]', '\\\\S', '\\\\p{L}', '\\\\s']
+    """
+    return sorted(set(re.findall(r"\[[^\]]+\]|\\p\{\w+\}|\\[sS]", pattern)))
+
+
+def ignores_case(pattern: str) -> bool:
+    return "(?i:" in pattern

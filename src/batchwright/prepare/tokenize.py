@@ -60,21 +60,15 @@ def tokenize(
             parameter="special",
             remedy="leave it out, or the path of a tokenizer.json that has some",
         )
-    if eos is not None and not append_eos:
-        raise TokenizerError(
-            f"eos={eos!r} has no effect without append_eos", parameter="eos", remedy="append_eos=True, or no eos="
-        )
-    eos_id, eos_from = _eos(resolved, eos) if append_eos else (None, None)
-    step = Tokenize(
-        tokenizer=resolved,
-        eos_id=eos_id,
-        eos_from=eos_from,
-        text=text,
-        asked_dtype=_dtype_name(dtype),
-        special=special if has_special else None,
-    )
+    eos_id, eos_from = None, None
+    if append_eos:
+        eos_id, eos_from = _eos(resolved, eos)
+    elif eos is not None:
+        remedy = "append_eos=True, or no eos="
+        raise TokenizerError(f"eos={eos!r} has no effect without append_eos", parameter="eos", remedy=remedy)
+    step = Tokenize(resolved, eos_id, eos_from, text, _dtype_name(dtype), special if has_special else None)
     if not step.needs_fit:
-        _ = step.dtype
+        _ = step.dtype  # raises now, not at the bake, if it cannot hold the vocabulary
     return step
 
 
@@ -205,27 +199,25 @@ def special_in_words(report: Mapping[str, Any]) -> list[str]:
 def checked_ids(lists: Iterable[Any], limit: int) -> tuple[list[NDArray[Any]], NDArray[Any]]:
     """Lists of ids below `limit` as arrays, and all of them in one."""
     arrays = [np.asarray(ids) for ids in lists]
-    filled = [array for array in arrays if array.size or array.ndim != 1]
-    together: NDArray[Any] = np.empty(0, np.uint8)
-    if all(array.ndim == 1 and array.dtype.kind in "iu" for array in filled):
-        if filled:
-            together = np.concatenate(filled)
-        if not filled or (together.max() < limit and together.min() >= 0):
-            return arrays, together
     for number, array in enumerate(arrays):
-        if array.ndim != 1 or (len(array) and array.dtype.kind not in "iu"):
+        if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
             raise TokenizerError(
                 f"the tokenizer gave {array.dtype} of shape {array.shape}, not a list of ids",
                 number=number,
                 remedy="a function that returns whole numbers, one for each token",
             )
-        for bad in array[(array < 0) | (array >= limit)].tolist():
-            raise TokenizerError(
-                f"the tokenizer gave id {bad}, outside its vocabulary of {limit:,}",
-                number=number,
-                parameter="vocab_size",
-                remedy=f"vocab_size={bad + 1} or more" if bad >= 0 else "ids of 0 or more",
-            )
+    together: NDArray[Any] = np.concatenate([np.empty(0, np.uint8), *(array for array in arrays if array.size)])
+    if together.size and (together.max() >= limit or together.min() < 0):
+        at = int(np.flatnonzero((together < 0) | (together >= limit))[0])
+        remedy = "ids of 0 or more"
+        if together[at] >= 0:
+            remedy = f"vocab_size={together[at] + 1} or more"
+        raise TokenizerError(
+            f"the tokenizer gave id {together[at]}, outside its vocabulary of {limit:,}",
+            number=int(np.searchsorted(np.cumsum([len(array) for array in arrays]), at, "right")),
+            parameter="vocab_size",
+            remedy=remedy,
+        )
     return arrays, together
 
 
@@ -254,14 +246,13 @@ def _dtype_name(asked: Any) -> str | None:
     if asked is None:
         return None
     try:
-        dtype = np.dtype(asked)
+        name = str(np.dtype(asked).name)
     except TypeError:
-        dtype = None
-    if dtype is None or dtype.kind != "u" or dtype.itemsize > 4:
-        raise TokenizerError(
-            f"dtype={asked!r} is not a type of token ids", parameter="dtype", remedy="'uint8', 'uint16' or 'uint32'"
-        )
-    return str(dtype.name)
+        name = ""
+    if name not in ("uint8", "uint16", "uint32"):
+        remedy = "'uint8', 'uint16' or 'uint32'"
+        raise TokenizerError(f"dtype={asked!r} is not a type of token ids", parameter="dtype", remedy=remedy)
+    return name
 
 
 def _eos(tokenizer: Any, asked: int | str | None) -> tuple[int, str]:
@@ -270,39 +261,29 @@ def _eos(tokenizer: Any, asked: int | str | None) -> tuple[int, str]:
     if isinstance(asked, int):
         limit = max(int(tokenizer.vocab_size), (own or -1) + 1)
         if isinstance(asked, bool) or not 0 <= asked < limit:
-            raise TokenizerError(
-                f"eos={asked} is outside the vocabulary of {limit:,} ids",
-                parameter="eos",
-                remedy="an id of the vocabulary",
-            )
+            raise _bad_eos(f"eos={asked} is outside the vocabulary of {limit:,} ids", "an id of the vocabulary")
         return asked, "eos="
     if isinstance(tokenizer, JsonTokenizer):
         return _eos_by_name(tokenizer, asked)
     if asked is not None:
-        raise TokenizerError(
-            f"eos={asked!r}: a {tokenizer.kind} tokenizer has no named tokens", parameter="eos", remedy="eos as an id"
-        )
+        raise _bad_eos(f"eos={asked!r}: a {tokenizer.kind} tokenizer has no named tokens", "eos as an id")
     if own is None:
-        raise TokenizerError(
-            "append_eos needs to know which id ends a document",
-            parameter="eos",
-            remedy="tokenize(function, append_eos=True, eos=50256)",
-        )
+        remedy = "tokenize(function, append_eos=True, eos=50256)"
+        raise _bad_eos("append_eos needs to know which id ends a document", remedy)
     return own, "its own"
+
+
+def _bad_eos(what: str, remedy: str, special: str | None = None) -> TokenizerError:
+    return TokenizerError(what, parameter="eos", special=special, remedy=remedy)
 
 
 def _eos_by_name(tokenizer: JsonTokenizer, asked: str | None) -> tuple[int, str]:
     special, vocab = tokenizer.special, tokenizer.vocab
     known = ", ".join(f"{token} ({number})" for token, number in list(special.items())[:12]) or "none"
-    if asked is not None:
-        if asked not in vocab:
-            raise TokenizerError(
-                f"eos={asked!r} is not a token of {tokenizer.name}",
-                parameter="eos",
-                special=known,
-                remedy="one of these, or an id",
-            )
+    if asked in vocab:
         return vocab[asked], "eos="
+    if asked is not None:
+        raise _bad_eos(f"eos={asked!r} is not a token of {tokenizer.name}", "one of these, or an id", known)
     configured = tokenizer.config.get("eos_token")
     if isinstance(configured, dict):
         configured = configured.get("content")
@@ -314,9 +295,5 @@ def _eos_by_name(tokenizer: JsonTokenizer, asked: str | None) -> tuple[int, str]
     for token in WELL_KNOWN_EOS:
         if token in special:
             return special[token], f"{token}, a well-known name"
-    raise TokenizerError(
-        f"append_eos: cannot tell which token of {tokenizer.name} ends a document",
-        parameter="eos",
-        special=known,
-        remedy=f"eos= with {'one of these tokens, or ' * bool(special)}an id of the vocabulary, or append_eos=False",
-    )
+    remedy = f"eos= with {'one of these tokens, or ' * bool(special)}an id of the vocabulary, or append_eos=False"
+    raise _bad_eos(f"append_eos: cannot tell which token of {tokenizer.name} ends a document", remedy, known)

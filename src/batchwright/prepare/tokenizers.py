@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -34,13 +34,7 @@ __all__ = [
 ]
 
 WELL_KNOWN_EOS = (
-    "<|endoftext|>",
-    "</s>",
-    "<|end_of_text|>",
-    "<eos>",
-    "<|eos|>",
-    "<|im_end|>",
-    "<|end▁of▁sentence|>",
+    *("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>", "<|eos|>", "<|im_end|>", "<|end▁of▁sentence|>"),
     "[EOS]",
 )
 
@@ -65,7 +59,7 @@ class BytesTokenizer:
         return array[array < 256].astype(np.uint8).tobytes().decode("utf-8", "replace")
 
     def to_json(self) -> bytes:
-        return msgspec.json.encode({"batchwright_tokenizer": "bytes"})
+        return _own_json("bytes")
 
 
 class CharsTokenizer:
@@ -114,7 +108,7 @@ class CharsTokenizer:
         return "".join(self.chars[i] for i in np.asarray(ids).tolist() if i < len(self.chars))
 
     def to_json(self) -> bytes:
-        return msgspec.json.encode({"batchwright_tokenizer": "chars", "chars": self.chars})
+        return _own_json("chars", chars=self.chars)
 
 
 class JsonTokenizer:
@@ -206,9 +200,6 @@ class JsonTokenizer:
 class CallableTokenizer:
     """A function from text to ids."""
 
-    eos_id: int | None
-    vocab_size: int
-
     kind = "callable"
 
     def __init__(
@@ -221,9 +212,10 @@ class CallableTokenizer:
         name: str | None = None,
         eos_id: int | None = None,
     ) -> None:
-        self.function, self.vocab_size, self._decode, self.eos_id = function, vocab_size, decode, eos_id
+        self.function, self._decode, self._version = function, decode, version
+        self.vocab_size: int = vocab_size
+        self.eos_id: int | None = eos_id
         self.name: str = name or str(getattr(function, "__name__", type(function).__name__))
-        self._version = version
         _ = self.fingerprint  # raises now, not at the bake, if it needs a version
 
     @property
@@ -239,47 +231,53 @@ class CallableTokenizer:
         return None if self._decode is None else self._decode(np.asarray(ids).tolist())
 
     def to_json(self) -> bytes:
-        return msgspec.json.encode({"batchwright_tokenizer": "callable", "name": self.name})
+        return _own_json("callable", name=self.name)
 
 
 class PluginTokenizer:
     """A user's object that implements `batchwright.base.plugins.Tokenizer`."""
-
-    fingerprint: str
-    vocab_size: int
 
     kind = "plugin"
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
         self.name: str = str(getattr(tokenizer, "name", type(tokenizer).__name__))
-        self.vocab_size, self.fingerprint = int(tokenizer.vocab_size), str(tokenizer.fingerprint)
+        self.vocab_size: int = int(tokenizer.vocab_size)
+        self.fingerprint: str = str(tokenizer.fingerprint)
         self.eos_id: int | None = getattr(tokenizer, "eos_id", None)
         self.encode_batch, self.decode = tokenizer.encode_batch, tokenizer.decode
 
     def to_json(self) -> bytes:
-        return msgspec.json.encode({"batchwright_tokenizer": "callable", "name": self.name})
+        return _own_json("callable", name=self.name)
 
 
-class _Undecodable:
+class _Undecodable(NamedTuple):
     """A placeholder for a callable in a store, which does not keep the function itself."""
 
-    kind = "callable"
-
-    def __init__(self, name: str) -> None:
-        self.name = name
+    name: str
+    kind: str = "callable"
 
     def decode(self, ids: Sequence[int]) -> str | None:
         return None
 
 
+def _own_json(kind: str, **more: object) -> bytes:
+    """A tokenizer of this package, as a store keeps it."""
+    return msgspec.json.encode({"batchwright_tokenizer": kind, **more})
+
+
 def load_tokenizer(path: Path) -> Any:
     """Load the tokenizer of a store, or a `tokenizer.json`."""
-    remedy = "the path of a tokenizer.json"
+    if not path.exists():
+        remedy = "the path of a tokenizer.json; for the name of a model, transformers' AutoTokenizer.from_pretrained"
+        if near := suggest(str(path), _BY_NAME):
+            remedy = repr(near)
+        raise TokenizerError("no tokenizer file", file=path, remedy=remedy)
+    config = _config_beside(path)
     try:
         data = path.read_bytes()
-        body = msgspec.json.decode(data)
-        match body.get("batchwright_tokenizer") if isinstance(body, dict) else None:
+        body = msgspec.json.decode(data, type=dict)
+        match body.get("batchwright_tokenizer"):
             case "bytes":
                 return BytesTokenizer()
             case "chars":
@@ -287,15 +285,10 @@ def load_tokenizer(path: Path) -> Any:
             case "callable":
                 return _Undecodable(body["name"])
         name = path.absolute().parent.name if path.name == "tokenizer.json" else path.stem
-        tokenizer = JsonTokenizer(data.decode(), name, _config_beside(path))
+        tokenizer = JsonTokenizer(data.decode(), name, config)
         _ = tokenizer.backend
-    except (FileNotFoundError, NotADirectoryError):
-        near = suggest(str(path), _BY_NAME)
-        hint = f"{remedy}; for the name of a model, transformers' AutoTokenizer.from_pretrained"
-        raise TokenizerError("no tokenizer file", file=path, remedy=repr(near) if near else hint) from None
-    except TokenizerError:
-        raise
     except Exception as error:  # `tokenizers` raises bare Exception
+        remedy = "the path of a tokenizer.json"
         raise TokenizerError("this is not a tokenizer.json", file=path, reason=error, remedy=remedy) from None
     return tokenizer
 
@@ -339,12 +332,16 @@ def resolve_tokenizer(
     if isinstance(tokenizer, str) and tokenizer in _BY_NAME:
         return _BY_NAME[tokenizer]()
     if isinstance(tokenizer, str | os.PathLike):
-        return _of_path(local_path(tokenizer=tokenizer))
-    backend = getattr(tokenizer, "backend_tokenizer", None)  # a transformers tokenizer over the same library
-    if backend is not None:
+        path = local_path(tokenizer=tokenizer)
+        loaded = load_tokenizer(path / "tokenizer.json" if path.is_dir() else path)
+        if isinstance(loaded, _Undecodable):
+            remedy = "the function itself"
+            raise TokenizerError("a store does not keep the function that tokenised it", file=path, remedy=remedy)
+        return loaded
+    if getattr(tokenizer, "backend_tokenizer", None) is not None:  # a transformers tokenizer over the same library
         name = str(getattr(tokenizer, "name_or_path", "") or "transformers")
-        return JsonTokenizer(backend.to_str(), name, _config_of(tokenizer))
-    if hasattr(tokenizer, "encode_batch_fast") and hasattr(tokenizer, "to_str"):
+        return JsonTokenizer(tokenizer.backend_tokenizer.to_str(), name, _config_of(tokenizer))
+    if hasattr(tokenizer, "encode_batch_fast"):
         return JsonTokenizer(tokenizer.to_str(), "tokenizers")
     if hasattr(tokenizer, "encode") and hasattr(tokenizer, "convert_tokens_to_ids"):  # a slow transformers tokenizer
         return CallableTokenizer(
@@ -363,15 +360,6 @@ def resolve_tokenizer(
         f"a {type(tokenizer).__name__} is not a tokenizer",
         remedy="the path of a tokenizer.json, a tokenizers or transformers object, a function, 'bytes' or 'chars'",
     )
-
-
-def _of_path(path: Path) -> Any:
-    loaded = load_tokenizer(path / "tokenizer.json" if path.is_dir() else path)
-    if isinstance(loaded, _Undecodable):
-        raise TokenizerError(
-            "a store does not keep the function that tokenised it", file=path, remedy="the function itself"
-        )
-    return loaded
 
 
 def _vocab_size_of(function: Any, vocab_size: int | None) -> int:

@@ -30,17 +30,15 @@ _BATCH_CHARACTERS = 1 << 20
 class BpeSettings:
     """The settings of a new tokenizer, checked before any text is read."""
 
-    name: str
-    min_frequency: int
-    vocab_size: int
-
     def __init__(
         self, vocab_size: int, *, special_tokens: Sequence[str], pattern: str, min_frequency: int, name: str
     ) -> None:
         self.special_tokens: list[str] = _checked_specials(special_tokens)
+        self.vocab_size: int = at_least(1, vocab_size=vocab_size)
+        self.min_frequency: int = at_least(1, min_frequency=min_frequency)
+        self.name: str = name
         smallest = _BYTES + len(self.special_tokens)
-        self.vocab_size, self.min_frequency, self.name = vocab_size, at_least(1, min_frequency=min_frequency), name
-        if at_least(1, vocab_size=vocab_size) < smallest:
+        if vocab_size < smallest:
             raise SpecError(
                 f"vocab_size={vocab_size:,} is too small: {_BYTES} bytes have an id each, and so have special tokens "
                 f"({len(self.special_tokens)})",
@@ -63,12 +61,8 @@ class BpeSettings:
                 remedy="pattern='llama3'",
             ) from None
         tokenizer = Tokenizer(models.BPE())
-        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-            [
-                pre_tokenizers.Split(regex, "isolated"),
-                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-            ]
-        )
+        byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(regex, "isolated"), byte_level])
         tokenizer.decoder = decoders.ByteLevel()
         return tokenizer
 
@@ -127,9 +121,8 @@ def _checked_specials(tokens: Any) -> list[str]:
             parameter="special_tokens",
             remedy="special_tokens=['<|endoftext|>']",
         )
-    for number, token in enumerate(tokens):
-        if token in list(tokens)[:number]:
-            raise SpecError(
-                f"special token {token!r} is there twice", parameter="special_tokens", remedy="name each of them once"
-            )
+    for token in tokens:
+        if tokens.count(token) > 1:
+            remedy = "name each of them once"
+            raise SpecError(f"special token {token!r} is there twice", parameter="special_tokens", remedy=remedy)
     return list(tokens)

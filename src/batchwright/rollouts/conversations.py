@@ -12,9 +12,8 @@ import numpy as np
 
 from batchwright.base.errors import TokenizerError
 from batchwright.prepare.chat.encode import ConversationEncoder
-from batchwright.prepare.chat.faults import ChatError
-from batchwright.prepare.chat.layout_settings import layout_of
-from batchwright.prepare.chat.messages import MESSAGES_ROLES
+from batchwright.prepare.chat.formats import layout_of
+from batchwright.prepare.chat.messages import MESSAGES_ROLES, ChatError
 from batchwright.prepare.chat.policy import LossPolicy
 from batchwright.prepare.chat.render import ChatTemplate, find_template
 from batchwright.prepare.chat.spans import SPAN_DTYPE, TEMPLATE, Rendered, TextSpan

@@ -21,17 +21,24 @@ Messages that need no change are the row's own objects, not copies.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 from typing import Any, NamedTuple, NoReturn
 
-from batchwright.prepare.chat.faults import ChatError
+from batchwright.base.checks import one_of
+from batchwright.base.errors import SpecError
+from batchwright.base.words import suggest
 from batchwright.prepare.chat.messages import (
+    LIKELY_ROLES,
     MESSAGES_ROLES,
+    ROLES,
     SHAREGPT_ROLES,
+    ChatError,
     Message,
     Turns,
+    at_turn,
     check_order,
     names_in_words,
     read_turns,
@@ -40,7 +47,7 @@ from batchwright.prepare.chat.messages import (
     what_is,
 )
 
-__all__ = ["FORMATS", "TURN_FIELDS", "Layout", "detect"]
+__all__ = ["FORMATS", "Layout", "detect", "layout_of"]
 
 Row = Mapping[str, Any]
 Conversation = dict[str, Any]
@@ -64,10 +71,11 @@ FORMATS = {
 TURN_FIELDS = (*_TURN, "from", "value")
 _LISTS = ("messages", "conversation", "conversations")
 """Columns in which detection searches for a list of messages."""
-_PAIRS = [
-    (asked, answered) for asked in ("prompt", "question", "query") for answered in ("response", "answer", "output")
-]
+_PAIRS = list(product(("prompt", "question", "query"), ("response", "answer", "output")))
 """Names that an error suggests for a prompt and a completion. Detection does not accept them."""
+_LOOKED_FOR = (
+    "messages, conversation or conversations; instruction and output; prompt and completion; chosen and rejected"
+)
 
 
 @dataclass(frozen=True)
@@ -85,11 +93,6 @@ class Layout:
         """A format with some other names for its columns; None leaves one out."""
         names = {name: columns.get(name, name) for name in FORMATS[format].names}
         return cls(format, tuple((name, column) for name, column in names.items() if column), tuple(roles))
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The columns that are read. A row need not have all of them."""
-        return tuple(sorted({column for name, column in self.columns if name not in TURN_FIELDS}))
 
     def spec(self) -> dict[str, Any]:
         """The layout as JSON, for fingerprints and manifests."""
@@ -169,14 +172,21 @@ class Layout:
         text = self._value(row, "system")
         if text is None or text == "":
             return []
-        return [{"role": "system", "content": text_of(text, 0, f"column {self._column['system']!r}")}]
+        return [{"role": "system", "content": self._text(text, "system", 0)}]
+
+    def _text(self, value: Any, name: str, turn: int) -> str:
+        with at_turn(turn):
+            return text_of(value, f"column {self._column[name]!r}")
 
     def _read_list(self, row: Row, messages: list[Message]) -> None:
         (column,) = self.main
         turns = row[column]
         if not isinstance(turns, list | tuple):
-            remedy = "decode it in a step before" if isinstance(turns, str) else ""
-            raise ChatError("no messages", f"{column!r} is {what_is(turns)}, not a list of messages", remedy=remedy)
+            raise ChatError(
+                "no messages",
+                f"{column!r} is {what_is(turns)}, not a list of messages",
+                remedy="decode it in a step before",
+            )
         if not turns:
             raise ChatError("empty conversation", f"{column!r} has no messages")
         first = turns[0]  # tells messages from ShareGPT if both have the same column name
@@ -185,37 +195,34 @@ class Layout:
         read_turns(turns, self._turns, messages)
 
     def _read_alpaca(self, row: Row, messages: list[Message]) -> None:
-        def text(value: Any, name: str, turn: int) -> str:
-            return text_of(value, turn, f"column {self._column[name]!r}")
-
         past = self._value(row, "history")
-        if past is not None and not isinstance(past, list | tuple):
-            past = (past,)
-        for pair in past or ():
+        if past is None:
+            past = ()
+        for pair in past if isinstance(past, list | tuple) else (past,):
             if not isinstance(pair, list | tuple) or len(pair) != 2:
                 reason = f"an item of {self._column['history']!r} is {what_is(pair)}, not [instruction, output]"
-                raise ChatError("not a message", reason, turn=len(messages))
+                raise ChatError("not a message", reason, len(messages))
             for role, said in zip(("user", "assistant"), pair, strict=True):
-                messages.append({"role": role, "content": text(said, "history", len(messages))})
+                messages.append({"role": role, "content": self._text(said, "history", len(messages))})
         turn = len(messages)
         instruction, output = self.main
-        asked, more = text(row[instruction], "instruction", turn), self._value(row, "input")
-        if more is not None and more != "":
-            asked = "\n".join(filter(None, (asked, text(more, "input", turn))))
-        if not asked:
-            raise ChatError("missing content", f"{instruction!r} is empty", turn=turn)
-        messages.append({"role": "user", "content": asked})
-        messages.append({"role": "assistant", "content": text(row[output], "output", turn + 1)})
+        asked = [self._text(row[instruction], "instruction", turn)]
+        if self._value(row, "input") is not None:
+            asked.append(self._text(self._value(row, "input"), "input", turn))
+        if not any(asked):
+            raise ChatError("missing content", f"{instruction!r} is empty", turn)
+        messages.append({"role": "user", "content": "\n".join(filter(None, asked))})
+        messages.append({"role": "assistant", "content": self._text(row[output], "output", turn + 1)})
 
     def _read_part(self, value: Any, role: str, messages: list[Message], column: str) -> None:
         """A prompt or an answer: text, a list of messages, or one message."""
         if isinstance(value, str):
             messages.append({"role": role, "content": value})
             return
-        turns = (value,) if isinstance(value, dict) else value
+        turns = [value] if isinstance(value, dict) else value
         if not isinstance(turns, list | tuple):
             reason = f"{column!r} is {what_is(value)}, not text or a list of messages"
-            raise ChatError("content is not text", reason, turn=len(messages))
+            raise ChatError("content is not text", reason, len(messages))
         if not turns:
             raise ChatError("empty conversation", f"{column!r} has no messages")
         try:
@@ -276,18 +283,17 @@ def detect(row: Row) -> Layout:
         if all(row.get(name) is not None for name in FORMATS[format].main)
     ]
     found += [layout for column in _LISTS if (layout := _of_list(row.get(column), column)) is not None]
-    if len(found) > 1:
-        raise _several(found)
     if not found:
         raise _unknown(row)
-    (layout,) = found
-    if layout.format == "prompt_completion" and isinstance(row.get("label"), bool):
+    if len(found) > 1:
+        raise _several(found)
+    if found[0].format == "prompt_completion" and isinstance(row.get("label"), bool):
         raise ChatError(
             "unknown format",
             "prompt, completion and label: a label says whether the completion is a good one",
             remedy="format='prompt_completion' to train on all of them, with where= on the good ones only",
         )
-    return layout
+    return found[0]
 
 
 def _of_list(turns: Any, column: str) -> Layout | None:
@@ -316,25 +322,26 @@ def _unknown(row: Row) -> ChatError:
         if isinstance(value, str):
             reason = f"{column!r} is str, not a list of messages"
             return ChatError("unknown format", reason, remedy="decode it in a step before")
-        if not isinstance(value, list | tuple):
-            continue
-        if not value:
-            return ChatError("empty conversation", f"{column!r} has no messages")
-        has = f"an object with {names_in_words(value[0])}" if isinstance(value[0], dict) else what_is(value[0])
-        return ChatError(
-            "unknown format",
-            f"the first item of {column!r} is {has}; looked for 'role' and 'content', or 'from' and 'value'",
-            remedy=f"columns={{'messages': {column!r}, 'role': 'FIELD', 'content': 'FIELD'}}",
-        )
+        if isinstance(value, list | tuple):
+            return _unknown_list(value, column)
     remedy = "columns={'messages': 'COLUMN'}, or format= and columns= of another format"
     for asked, answered in _PAIRS:
         if row.get(asked) is not None and row.get(answered) is not None:
             remedy = f"columns={{'prompt': {asked!r}, 'completion': {answered!r}}}, if that is what they are"
             break
-    wanted = (
-        "messages, conversation or conversations; instruction and output; prompt and completion; chosen and rejected"
-    )
-    return ChatError("unknown format", f"this row has {names_in_words(row)}; looked for {wanted}", remedy=remedy)
+    reason = f"this row has {names_in_words(row)}; looked for {_LOOKED_FOR}"
+    return ChatError("unknown format", reason, remedy=remedy)
+
+
+def _unknown_list(turns: Sequence[Any], column: str) -> ChatError:
+    if not turns:
+        return ChatError("empty conversation", f"{column!r} has no messages")
+    has = what_is(turns[0])
+    if isinstance(turns[0], dict):
+        has = f"an object with {names_in_words(turns[0])}"
+    reason = f"the first item of {column!r} is {has}; looked for 'role' and 'content', or 'from' and 'value'"
+    remedy = f"columns={{'messages': {column!r}, 'role': 'FIELD', 'content': 'FIELD'}}"
+    return ChatError("unknown format", reason, remedy=remedy)
 
 
 # Messages
@@ -361,3 +368,103 @@ def _contains(answer: list[Message], asked: list[Message], prompt: Any) -> bool:
     begins = [(m["role"], m["content"]) for m in asked]
     skip = int(answer[0]["role"] == "system" != asked[0]["role"])
     return [(m["role"], m["content"]) for m in answer[skip : skip + len(asked)]] == begins
+
+
+# The parameters format=, columns= and roles=
+
+
+def layout_of(
+    format: str | None = None,
+    columns: Mapping[str, str | None] | None = None,
+    roles: Mapping[str, str] | None = None,
+) -> Layout | None:
+    """The layout that a user gave, or None if it must be detected.
+
+    >>> print(layout_of("messages", {"messages": "dialog", "role": "speaker"}))
+    messages: messages in 'dialog' (speaker, content)
+    >>> print(layout_of(columns={"prompt": "question", "completion": "answer"}))
+    prompt_completion: 'question' and 'answer'
+
+    `columns` is {the format's name: the rows' name}; None leaves an optional column out. `roles` is
+    {the rows' name of a role: system, developer, user, assistant or tool}.
+    """
+    columns = _mapping("columns", columns, "columns={'messages': 'dialog'}")
+    roles = _mapping("roles", roles, "roles={'bot': 'assistant'}")
+    for given, role in roles.items():
+        _check_role(given, role)
+    if format is None:
+        _check_names(columns, FORMATS, "no format has")
+        if not columns and not roles:
+            return None
+        format = _format_with(columns)
+    else:
+        one_of(FORMATS, format=format)
+        _check_names(columns, [format], f"format {format!r} does not have")
+    for name, column in columns.items():
+        is_needed = name in FORMATS[format].main or name in TURN_FIELDS
+        if (column is None and is_needed) or (column is not None and (not isinstance(column, str) or not column)):
+            raise SpecError(
+                f"columns={{{name!r}: {column!r}}} names no column",
+                parameter="columns",
+                remedy=f"{{{name!r}: 'its name in your rows'}}",
+            )
+    layout = Layout.of(format, columns, roles.items())
+    if len(set(layout.main)) < len(layout.main):
+        raise SpecError(
+            f"columns= takes {' and '.join(FORMATS[format].main)} from one column, {layout.main[0]!r}",
+            parameter="columns",
+            remedy="a column for each",
+        )
+    return layout
+
+
+def _mapping(parameter: str, given: Any, remedy: str) -> Mapping[str, Any]:
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise SpecError(f"{parameter}={given!r} is not a mapping", parameter=parameter, remedy=remedy)
+    return given
+
+
+def _check_role(given: Any, role: Any) -> None:
+    if isinstance(given, str) and role in ROLES:
+        return
+    near = suggest(str(role), ROLES) or LIKELY_ROLES.get(str(role))
+    if near not in ROLES:
+        near = "assistant"
+    raise SpecError(
+        f"roles={{{given!r}: {role!r}}}: {role!r} is not a role",
+        parameter="roles",
+        known=", ".join(ROLES),
+        remedy=f"{{{given!r}: {near!r}}}",
+    )
+
+
+def _check_names(columns: Mapping[str, Any], formats: Iterable[str], which: str) -> None:
+    known = dict.fromkeys(name for format in formats for name in FORMATS[format].names)
+    for name in columns:
+        if name not in known:
+            raise SpecError(
+                f"columns= names {name!r}, which {which}",
+                parameter="columns",
+                known=", ".join(known),
+                remedy=repr(suggest(name, known) or "first what the format calls it, then what your rows call it"),
+            )
+
+
+def _format_with(columns: Mapping[str, Any]) -> str:
+    """The one format that has all of these names."""
+    fit = [format for format, its in FORMATS.items() if columns.keys() <= {*its.names}]
+    if len(fit) == 1:
+        return fit[0]
+    fault = "columns= has names of several formats"
+    if fit:
+        fault = f"columns= fits {' and '.join(fit)}"
+    if not columns:
+        fault, fit = "roles= without format=: which roles there are depends on the format", []
+    raise SpecError(
+        fault,
+        parameter="format",
+        known=", ".join(FORMATS),
+        remedy=f"format={[*fit, 'messages'][0]!r}, or another of them",
+    )

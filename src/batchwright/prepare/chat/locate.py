@@ -10,32 +10,31 @@ from __future__ import annotations
 
 import json
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
-from itertools import accumulate
 from typing import Any, NamedTuple
 
-from batchwright.prepare.chat.faults import ChatError
-from batchwright.prepare.chat.sandbox import GENERATION_CLOSE, GENERATION_OPEN
+from batchwright.prepare.chat.messages import ChatError
 
-__all__ = ["Leaf", "Located", "locate", "plain_conversation", "region_between"]
+__all__ = ["Leaf", "Located", "locate", "noncharacter_in", "plain_conversation", "region_between", "tags_of"]
 
 Region = tuple[int, int]
 """Characters [start, stop) of a text."""
 
-_TAG, _TAG_CHARACTERS = "\ufdd0", 5
-"""The first character of a tag. One for its kind and four for the number of a leaf follow."""
-_OPEN, _CLOSE, _MARK, _ZERO = "\ufdd1", "\ufdd2", "\ufdd9", 0xFDE0
-_NONCHARACTER = re.compile("[\ufdd0-\ufdef]")
+_MARK = "\ufdd9"
+_DIGITS = "".join(map(chr, range(0xFDE0, 0xFDF0)))
+_TO_DIGITS = str.maketrans("0123456789abcdef", _DIGITS)
+_FROM_DIGITS = str.maketrans(_DIGITS, "0123456789abcdef")
+_TAGGED = re.compile(f"\ufdd0\ufdd1([{_DIGITS}]{{4}})([^\ufdd0]*)\ufdd0\ufdd2\\1")
+"""A text between its opening and its closing tag, which both have its number."""
 _MAX_LEAVES = 16**4
+_NONCHARACTER = re.compile("[\ufdd0-\ufdef]")
 
 _WORD = re.compile(r"[\w.\-]*", re.ASCII)
 """Names, types and ids. Templates compare these with words of their own, so they are changed only on request. No name
 of a special token is made of only such characters."""
 _MARKUP = re.compile(r"[<\[{]")
-_KNOWN_FIELDS = frozenset(
-    ("role", "content", "reasoning_content", "thinking", "reasoning", "name", "tool_call_id", "tool_calls")
-)
 
 
 class Leaf(NamedTuple):
@@ -46,7 +45,6 @@ class Leaf(NamedTuple):
     kind: str
     """content, reasoning, call (the name of a function that is called), argument, name, tools, other (of fields that
     only some templates know)."""
-    role: str
     text: str
 
 
@@ -61,84 +59,88 @@ class Located(NamedTuple):
     """The regions inside `{% generation %}` blocks; None if the template has no such blocks."""
 
 
-Swap = Callable[[int, str, str, str], str]
-"""(turn, kind, role, text) -> the text that the template gets in its place."""
+Swap = Callable[[int, str, str], str]
+"""(turn, kind, text) -> the text that the template gets in its place."""
 Render = Callable[[dict[str, Any], bool], str]
 """(conversation, whether `{% generation %}` blocks are marked) -> text."""
 
 
-def _keep(turn: int, kind: str, role: str, text: str) -> str:
-    return text
-
-
 def plain_conversation(conversation: Mapping[str, Any]) -> dict[str, Any]:
     """A conversation as templates get it: without weights, and with reasoning under both of its usual names."""
-    return _mapped(conversation, _keep)
+    return _mapped(conversation, lambda turn, kind, text: text)
+
+
+def _with_texts(conversation: Mapping[str, Any], texts: Iterable[str]) -> dict[str, Any]:
+    """A plain conversation with other texts for its leaves."""
+    rest = iter(texts)
+    return _mapped(conversation, lambda turn, kind, text: next(rest))
 
 
 def _mapped(conversation: Mapping[str, Any], swap: Swap) -> dict[str, Any]:
     """A copy of a conversation with every leaf swapped, in a fixed order."""
     messages = [_mapped_message(turn, message, swap) for turn, message in enumerate(conversation["messages"])]
-    tools = conversation.get("tools")
-    return {"messages": messages, "tools": _mapped_strings(-1, "tools", "", tools, swap) if tools else None}
+    tools = conversation.get("tools") or None
+    return {"messages": messages, "tools": _mapped_strings(-1, "tools", tools, swap)}
 
 
 def _mapped_message(turn: int, message: Mapping[str, Any], swap: Swap) -> dict[str, Any]:
-    role = message["role"]
-    mapped = dict(message)
-    mapped.pop("weight", None)
-    if len(mapped) > 2:
-        mapped = {
-            _mapped_key(turn, "other", role, name, swap): value
-            if name in _KNOWN_FIELDS
-            else _mapped_strings(turn, "other", role, value, swap)
-            for name, value in mapped.items()
-        }
-        for name in ("reasoning_content", "thinking", "reasoning"):
-            if isinstance(message.get(name), str):
-                mapped[name] = swap(turn, "reasoning", role, message[name])
-        if isinstance(mapped.get("reasoning_content"), str):
-            mapped["thinking"] = mapped["reasoning_content"]
-    mapped["content"] = swap(turn, "content", role, message["content"])
-    if len(mapped) > 2:
-        for name in ("name", "tool_call_id"):
-            if name in mapped:
-                mapped[name] = _mapped_strings(turn, "name", role, message[name], swap)
-        if message.get("tool_calls"):
-            mapped["tool_calls"] = [_mapped_call(turn, role, call, swap) for call in message["tool_calls"]]
+    if len(message) == 2:  # nearly always
+        return {"role": message["role"], "content": swap(turn, "content", message["content"])}
+    mapped: dict[str, Any] = {}
+    for name, value in message.items():
+        match name:
+            case "role":
+                mapped[name] = value
+            case "content":
+                mapped[name] = swap(turn, "content", value)
+            case "weight":
+                continue
+            case "reasoning_content" | "thinking" | "reasoning":
+                mapped[name] = swap(turn, "reasoning", value) if isinstance(value, str) else value
+            case "name" | "tool_call_id":
+                mapped[name] = _mapped_strings(turn, "name", value, swap)
+            case "tool_calls" if value:
+                mapped[name] = [_mapped_call(turn, call, swap) for call in value]
+            case _:
+                mapped |= _mapped_strings(turn, "other", {name: value}, swap)
+    if isinstance(mapped.get("reasoning_content"), str):
+        mapped["thinking"] = mapped["reasoning_content"]
     return mapped
 
 
-def _mapped_call(turn: int, role: str, call: Mapping[str, Any], swap: Swap) -> dict[str, Any]:
+def _mapped_call(turn: int, call: Mapping[str, Any], swap: Swap) -> dict[str, Any]:
     function = dict(call["function"])
-    function["name"] = swap(turn, "call", role, function["name"])
-    function["arguments"] = _mapped_strings(turn, "argument", role, function.get("arguments", {}), swap)
+    function["name"] = swap(turn, "call", function["name"])
+    function["arguments"] = _mapped_strings(turn, "argument", function.get("arguments", {}), swap)
     mapped = {**call, "function": function}
     if "id" in call:
-        mapped["id"] = _mapped_strings(turn, "name", role, call["id"], swap)
+        mapped["id"] = _mapped_strings(turn, "name", call["id"], swap)
     return mapped
 
 
-def _mapped_strings(turn: int, kind: str, role: str, value: Any, swap: Swap) -> Any:
-    if isinstance(value, str):
-        return swap(turn, kind, role, value) if kind == "argument" or _may_be_markup(kind, value) else value
+def _mapped_strings(turn: int, kind: str, value: Any, swap: Swap) -> Any:
+    if isinstance(value, str) and (kind == "argument" or _may_be_markup(kind, value)):
+        return swap(turn, kind, value)
     if isinstance(value, Mapping):
         return {
-            _mapped_key(turn, kind, role, key, swap): _mapped_strings(turn, kind, role, item, swap)
-            for key, item in value.items()
+            _mapped_key(turn, kind, key, swap): _mapped_strings(turn, kind, item, swap) for key, item in value.items()
         }
     if isinstance(value, list | tuple):
-        return [_mapped_strings(turn, kind, role, item, swap) for item in value]
+        return [_mapped_strings(turn, kind, item, swap) for item in value]
     return value
 
 
-def _mapped_key(turn: int, kind: str, role: str, key: Any, swap: Swap) -> Any:
-    return swap(turn, kind, role, key) if isinstance(key, str) and _may_be_markup(kind, key) else key
+def _mapped_key(turn: int, kind: str, key: Any, swap: Swap) -> Any:
+    if isinstance(key, str) and _may_be_markup(kind, key):
+        return swap(turn, kind, key)
+    return key
 
 
 def _may_be_markup(kind: str, text: str) -> bool:
     """Whether a leaf may hold the name of a special token. Other fields are left alone: templates may compare them."""
-    return bool(_MARKUP.search(text)) if kind == "other" else not _WORD.fullmatch(text)
+    if kind == "other":
+        return _MARKUP.search(text) is not None
+    return not _WORD.fullmatch(text)
 
 
 def locate(conversation: Mapping[str, Any], render: Render, *, template: str, marks: bool) -> Located:
@@ -148,38 +150,45 @@ def locate(conversation: Mapping[str, Any], render: Render, *, template: str, ma
     """
     leaves: list[Leaf] = []
 
-    def collect(turn: int, kind: str, role: str, text: str) -> str:
-        leaves.append(Leaf(turn, kind, role, text))
+    def collect(turn: int, kind: str, text: str) -> str:
+        leaves.append(Leaf(turn, kind, text))
         return text
 
     plain = _mapped(conversation, collect)
-    _refuse_noncharacters(leaves)
+    for leaf in leaves:
+        if found := noncharacter_in(leaf.text):
+            raise ChatError(
+                "noncharacters in the text",
+                f"U+{ord(found):04X} is no character, and is used here to find messages in their rendered text",
+                turn=_turn_of(leaf),
+                remedy="remove U+FDD0 to U+FDEF from the data",
+            )
     text = render(plain, False)
     # Rendered without tags: tags may lead to another branch, with the same text and other marks.
     generation = _generation_of(plain, text, render, template) if marks else None
-    untaggable = {n for n, leaf in enumerate(leaves) if _is_untaggable(conversation, leaf)}
+    # Templates test if a message with tool calls has content, and a tag is some.
+    calling = {turn for turn, message in enumerate(conversation["messages"]) if message.get("tool_calls")}
+    untaggable = {
+        n for n, leaf in enumerate(leaves) if leaf.kind == "content" and leaf.turn in calling and not leaf.text
+    }
     regions, unsure = _by_tags(conversation, text, leaves, untaggable, render)
     for n in unsure - untaggable:
-        regions[n] = _by_difference(conversation, text, n, leaves[n], render, template)
+        regions[n] = _by_difference(conversation, text, n, leaves, render, template)
     return Located(text, leaves, regions, generation)
 
 
-def _refuse_noncharacters(leaves: Iterable[Leaf]) -> None:
-    for leaf in leaves:
-        if leaf.text.isascii() or b"\xef\xb7" not in leaf.text.encode("utf-8", "surrogatepass"):
-            continue  # U+FDC0 to U+FDFF start with these bytes: much faster than a test of each character
-        if found := _NONCHARACTER.search(leaf.text):
-            raise ChatError(
-                "noncharacters in the text",
-                f"U+{ord(found[0]):04X} is no character, and is used here to find messages in their rendered text",
-                turn=leaf.turn if leaf.turn >= 0 else None,
-                remedy="remove U+FDD0 to U+FDEF from the data",
-            )
+def noncharacter_in(text: str) -> str | None:
+    if text.isascii() or b"\xef\xb7" not in text.encode("utf-8", "surrogatepass"):
+        return None  # U+FDC0 to U+FDFF start with these bytes: much faster than a test of each character
+    found = _NONCHARACTER.search(text)
+    return found and found[0]
 
 
-def _is_untaggable(conversation: Mapping[str, Any], leaf: Leaf) -> bool:
-    """Whether a tag may change the text. Templates test if a message with tool calls has content; a tag is some."""
-    return not leaf.text and leaf.kind == "content" and bool(conversation["messages"][leaf.turn].get("tool_calls"))
+def _turn_of(leaf: Leaf) -> int | None:
+    return None if leaf.turn < 0 else leaf.turn
+
+
+# Tags
 
 
 def _by_tags(
@@ -188,10 +197,11 @@ def _by_tags(
     """The first method. Returns regions, and the leaves whose regions remain unknown."""
     # Templates inspect leaves with markup (<think>): a second try leaves these untagged.
     marked_up = {n for n, leaf in enumerate(leaves) if _MARKUP.search(leaf.text)}
-    for skipped in (untaggable, untaggable | marked_up) if marked_up else (untaggable,):
-        # First around the whole leaf; then inside of its blanks, for templates that strip them.
-        for is_inside in (False, True) if any(map(_has_blanks, leaves)) else (False,):
-            found = _tagged(conversation, text, len(leaves), skipped, is_inside, render)
+    # First around the whole leaf; then inside of its blanks, for templates that strip them.
+    places = [False, True] if any(map(_has_blanks, leaves)) else [False]
+    for skipped in [untaggable, untaggable | marked_up] if marked_up else [untaggable]:
+        for is_inside in places:
+            found = _tagged(conversation, text, leaves, skipped, is_inside, render)
             if found is not None:
                 unsure = {n for n, leaf in enumerate(leaves) if is_inside and _is_unsure(text, leaf, found[n])}
                 return found, unsure | skipped
@@ -203,64 +213,56 @@ def _has_blanks(leaf: Leaf) -> bool:
 
 
 def _tagged(
-    conversation: Mapping[str, Any], text: str, num_leaves: int, skipped: set[int], is_inside: bool, render: Render
+    conversation: Mapping[str, Any],
+    text: str,
+    leaves: Sequence[Leaf],
+    skipped: set[int],
+    is_inside: bool,
+    render: Render,
 ) -> list[list[Region]] | None:
     """The regions from one render with tags; None if the tags changed the text."""
-    if num_leaves >= _MAX_LEAVES:
+    if len(leaves) >= _MAX_LEAVES:
         return None
-    number = -1
-
-    def tag(turn: int, kind: str, role: str, leaf: str) -> str:
-        nonlocal number
-        number += 1
-        if number in skipped:
-            return leaf
-        core = leaf.strip() if is_inside else leaf
-        lead, _, trail = leaf.partition(core) if core else (leaf, "", "")
-        opening, closing = _tags(number)
-        return f"{lead}{opening}{core}{closing}{trail}"
-
+    texts = [leaf.text for leaf in leaves]
+    for number, leaf in enumerate(texts):
+        if number not in skipped:
+            core = leaf.strip() if is_inside else leaf
+            lead, _, trail = leaf.partition(core) if core else (leaf, "", "")
+            opening, closing = tags_of(number)
+            texts[number] = f"{lead}{opening}{core}{closing}{trail}"
     try:
-        untagged, tags = _untagged(render(_mapped(conversation, tag), False))
+        untagged, found = _untagged(render(_with_texts(conversation, texts), False))
     except ChatError:
         return None
     if untagged != text:
         return None
-    regions: list[list[Region]] = [[] for _ in range(num_leaves)]
-    opened, within = 0, ""
-    for found, at in tags:
-        if not within:
-            opened, within = at, found
-            continue
-        number = _number(within)
-        if number >= num_leaves or (within, found) != _tags(number):  # only its own closing tag may follow
-            return None
-        regions[number].append((opened, at))
-        within = ""
-    return None if within else regions
+    regions: list[list[Region]] = [[] for _ in leaves]
+    for number, region in found:
+        regions[number].append(region)
+    return regions
 
 
-def _untagged(tagged: str) -> tuple[str, list[tuple[str, int]]]:
-    """A text without its tags, and the place of each tag in it."""
-    first, *others = tagged.split(_TAG)
-    texts = [first, *(other[_TAG_CHARACTERS:] for other in others)]
-    tags = [_TAG + other[:_TAG_CHARACTERS] for other in others]
-    return "".join(texts), list(zip(tags, accumulate(map(len, texts)), strict=False))
+def _untagged(tagged: str) -> tuple[str, list[tuple[int, Region]]]:
+    """A text without its tags, and the number and the region of each tagged text in it."""
+    pieces, found, at, size = [], [], 0, 0
+    for match in _TAGGED.finditer(tagged):
+        pieces += [tagged[at : match.start()], match[2]]
+        start = size + match.start() - at
+        at, size = match.end(), start + len(match[2])
+        found.append((_number(match[1]), (start, size)))
+    return "".join([*pieces, tagged[at:]]), found
 
 
 @lru_cache(maxsize=4096)
-def _tags(number: int) -> tuple[str, str]:
-    digits = "".join(chr(_ZERO + (number >> shift & 15)) for shift in (12, 8, 4, 0))
-    return _TAG + _OPEN + digits, _TAG + _CLOSE + digits
+def tags_of(number: int) -> tuple[str, str]:
+    """The opening and the closing tag of a leaf."""
+    digits = f"{number:04x}".translate(_TO_DIGITS)
+    return f"\ufdd0\ufdd1{digits}", f"\ufdd0\ufdd2{digits}"
 
 
 @lru_cache(maxsize=4096)
-def _number(tag: str) -> int:
-    """The number of a leaf, from its tag. Other text gives an arbitrary number."""
-    number = 0
-    for digit in tag[2:]:
-        number = number << 4 | (ord(digit) - _ZERO & 15)
-    return number
+def _number(digits: str) -> int:
+    return int(digits.translate(_FROM_DIGITS), 16)
 
 
 def _is_unsure(text: str, leaf: Leaf, regions: list[Region]) -> bool:
@@ -273,32 +275,29 @@ def _is_unsure(text: str, leaf: Leaf, regions: list[Region]) -> bool:
 
 
 def _generation_of(plain: dict[str, Any], text: str, render: Render, template: str) -> list[Region]:
-    untagged = _untagged(render(plain, True))
-    if untagged[0] != text:
+    untagged, found = _untagged(render(plain, True))
+    if untagged != text:
         raise ChatError(
             "generation marks cannot be followed",
             f"template {template!r} changes what its {{% generation %}} blocks give",
             remedy="a template that prints these blocks as they are",
         )
-    starts = [at for tag, at in untagged[1] if tag == GENERATION_OPEN]
-    stops = [at for tag, at in untagged[1] if tag == GENERATION_CLOSE]
-    return [(start, stop) for start, stop in zip(starts, stops, strict=True) if start < stop]
+    return [(start, stop) for _, (start, stop) in found if start < stop]
+
+
+# Differences
 
 
 def _by_difference(
-    conversation: Mapping[str, Any], text: str, number: int, leaf: Leaf, render: Render, template: str
+    conversation: Mapping[str, Any], text: str, number: int, leaves: Sequence[Leaf], render: Render, template: str
 ) -> list[Region]:
     """The second method: the region of the text that changes with this leaf."""
+    leaf = leaves[number]
 
     def render_with(new: str) -> str:
-        at = -1
-
-        def put(turn: int, kind: str, role: str, other: str) -> str:
-            nonlocal at
-            at += 1
-            return new if at == number else other
-
-        return render(_mapped(conversation, put), False)
+        texts = [other.text for other in leaves]
+        texts[number] = new
+        return render(_with_texts(conversation, texts), False)
 
     # A template that only tests how a message starts, or its content, prints all of it: a mark at one end suffices.
     # A template that strips blanks at the other end may print its own blanks there: then a mark does not suffice.
@@ -315,20 +314,25 @@ def _by_difference(
         start = len(before) - edge
         if mark and before + after == text and text.startswith(leaf.text, max(0, start)):
             return [(start, start + len(leaf.text))]
-    where = f"message {leaf.turn}" if leaf.turn >= 0 else "the tools"
-    what = f"template {template!r} changes {where} ({leaf.kind})"
-    turn = leaf.turn if leaf.turn >= 0 else None
-    remedy = "a template that prints messages as they are; report this one if it is a model's own"
     try:
         marked = render_with(_MARK)
     except ChatError as error:
-        raise ChatError("changed by the template", f"{what}: {error.reason}", turn=turn, remedy=remedy) from None
+        raise _changed(leaf, template, error.reason) from None
     if marked == text:
         return []
     start, stop = region_between(text, marked)
     if not _came_from(text[start:stop], leaf.text):
-        raise ChatError("changed by the template", what, turn=turn, remedy=remedy)
+        raise _changed(leaf, template)
     return [(start, stop)]
+
+
+def _changed(leaf: Leaf, template: str, why: str = "") -> ChatError:
+    where = "the tools" if leaf.turn < 0 else f"message {leaf.turn}"
+    reason = f"template {template!r} changes {where} ({leaf.kind})"
+    if why:
+        reason = f"{reason}: {why}"
+    remedy = "a template that prints messages as they are; report this one if it is a model's own"
+    return ChatError("changed by the template", reason, turn=_turn_of(leaf), remedy=remedy)
 
 
 def region_between(text: str, other: str) -> Region:
@@ -338,21 +342,9 @@ def region_between(text: str, other: str) -> Region:
     (3, 8)
     """
     limit = min(len(text), len(other))
-    start = _longest(limit, lambda size: text[:size] == other[:size])
-    end = _longest(limit - start, lambda size: size == 0 or text[-size:] == other[-size:])
+    start = bisect_left(range(1, limit + 1), True, key=lambda size: text[:size] != other[:size])
+    end = bisect_left(range(1, limit - start + 1), True, key=lambda size: text[-size:] != other[-size:])
     return start, len(text) - end
-
-
-def _longest(limit: int, holds: Callable[[int], bool]) -> int:
-    """The largest size up to `limit` for which the test holds. It must hold for all smaller sizes too."""
-    low, high = 0, limit
-    while low < high:
-        middle = (low + high + 1) // 2
-        if holds(middle):
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 def _came_from(region: str, leaf: str) -> bool:

@@ -1,22 +1,24 @@
-"""The normal form of one message (see formats.py), and the rules that a conversation keeps."""
+"""The normal form of one message (see formats.py), the rules that a conversation keeps, and the error for one."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import msgspec
 
 from batchwright.base.words import listed, suggest
-from batchwright.prepare.chat.faults import ChatError
 
 __all__ = [
     "LIKELY_ROLES",
     "MESSAGES_ROLES",
     "ROLES",
     "SHAREGPT_ROLES",
+    "ChatError",
     "Message",
     "Turns",
+    "at_turn",
     "check_order",
     "names_in_words",
     "read_turns",
@@ -48,6 +50,35 @@ _MAX_WEIGHT = 2.0**127
 _MOST_MESSAGES = 2**15 - 1
 """Numbers of turns are kept in 16 bits."""
 _JSON_TYPES = (str, int, float, bool, list, tuple, dict)
+
+
+class ChatError(Exception):
+    """A conversation that cannot be used, with the reason.
+
+    `kind` is short and the same for all conversations with this fault. Reports count by it. `reason` has the details.
+
+    >>> print(ChatError("unknown role", "role 'usr'", turn=2, remedy="'user'"))
+    unknown role: role 'usr' (message 2)
+    """
+
+    def __init__(self, kind: str, reason: str = "", turn: int | None = None, remedy: str = "") -> None:
+        super().__init__(kind, reason, turn, remedy)
+        self.kind, self.reason, self.turn, self.remedy = kind, reason, turn, remedy
+        """`turn` is the number of the message, from 0; None if the fault is not in a single message."""
+
+    def __str__(self) -> str:
+        text = f"{self.kind}: {self.reason}" if self.reason else self.kind
+        return text if self.turn is None else f"{text} (message {self.turn})"
+
+
+@contextmanager
+def at_turn(turn: int) -> Iterator[None]:
+    """Add the number of the message to a ChatError."""
+    try:
+        yield
+    except ChatError as error:
+        error.turn = turn
+        raise
 
 
 class Turns(NamedTuple):
@@ -85,145 +116,147 @@ def read_turns(turns: Iterable[Any], how: Turns, messages: list[Message]) -> Non
                 is_kept = is_normal and known == role and len(item) == 2
                 messages.append(item if is_kept else {"role": known, "content": content})
                 continue
-        messages.append(_message(item, how, len(messages)))
+        with at_turn(len(messages)):
+            messages.append(_message(item, how))
 
 
-def _message(item: Any, how: Turns, turn: int) -> Message:
+def _message(item: Any, how: Turns) -> Message:
     """One message in the normal form, with any fields."""
     if not isinstance(item, dict):
-        raise ChatError("not a message", f"it is {what_is(item)}, not an object with a role", turn=turn)
-    given = {name: value for name, value in item.items() if value is not None and isinstance(value, _JSON_TYPES)}
-    role, content, calls = _role_of(item, how, turn), item.get(how.content), given.pop("tool_calls", None)
+        raise ChatError("not a message", f"it is {what_is(item)}, not an object with a role")
+    more = {name: value for name, value in item.items() if value is not None and isinstance(value, _JSON_TYPES)}
     for name in (how.role, how.content):
-        given.pop(name, None)
-    if role == _CALL:
+        more.pop(name, None)
+    message: Message = {"role": _role_of(item, how), "content": ""}
+    content, calls = item.get(how.content), more.pop("tool_calls", None)
+    if message["role"] == _CALL:
         if content is None:
-            raise ChatError("missing content", f"a {item[how.role]} turn without {how.content!r}", turn=turn)
-        role, calls, content = "assistant", content, None
-    elif isinstance(given.get("function_call"), dict):  # the form of tool calls in OpenAI's first version
-        calls = calls or [given.pop("function_call")]
-    message: Message = {"role": role, "content": ""}
+            raise ChatError("missing content", f"a {item[how.role]} turn without {how.content!r}")
+        message["role"], calls, content = "assistant", content, None
+    elif isinstance(more.get("function_call"), dict):  # the form of tool calls in OpenAI's first version
+        calls = calls or [more.pop("function_call")]
     if calls:
-        if role != "assistant":
-            raise ChatError("bad tool call", f"a {role} message has tool calls", turn=turn)
-        message["tool_calls"] = _calls_of(calls, turn)
+        if message["role"] != "assistant":
+            raise ChatError("bad tool call", f"a {message['role']} message has tool calls")
+        message["tool_calls"] = _calls_of(calls)
     if content is not None:
-        message["content"] = text_of(content, turn)
+        message["content"] = text_of(content)
     elif not calls:
-        raise _no_content(item, how, turn)
-    weight, train = given.pop("weight", None), given.pop("train", None)
-    if weight is not None or train is not None:
-        message["weight"] = _weight_of(weight, train, turn)
-    reasoning = given.get("reasoning_content", "")
+        raise _no_content(item, how)
+    weight = _weight_of(more.pop("weight", None), more.pop("train", None))
+    if weight is not None:
+        message["weight"] = weight
+    reasoning = more.get("reasoning_content", "")
     if not isinstance(reasoning, str):
-        reason = f"'reasoning_content' is {what_is(reasoning)}, not text"
-        raise ChatError("content is not text", reason, turn=turn)
-    return message | {name: value for name, value in given.items() if name not in message}
+        raise ChatError("content is not text", f"'reasoning_content' is {what_is(reasoning)}, not text")
+    return {**message, **more, **message}
 
 
-def _role_of(item: dict[str, Any], how: Turns, turn: int) -> str:
+def _role_of(item: dict[str, Any], how: Turns) -> str:
     role = item.get(how.role)
     if role is None:
         raise ChatError(
             "missing role",
             f"no {how.role!r}: this message has {names_in_words(item)}",
-            turn=turn,
             remedy=f"{how.as_settings({how.field('role'): 'FIELD'})}, if it has another name",
         )
     if not isinstance(role, str):
-        raise ChatError("unknown role", f"{how.role!r} is {what_is(role)}, not text", turn=turn)
-    known = how.roles.get(role)
-    if known is None:
-        near = LIKELY_ROLES.get(role.lower()) or suggest(role, ROLES)
-        if near not in ROLES:
-            near = "assistant"
-        raise ChatError(
-            "unknown role",
-            f"{role!r}; known are {', '.join(how.roles)}",
-            turn=turn,
-            remedy=f"{how.as_settings({}, roles={role: near})}, if that is what it is",
-        )
-    return known
+        raise ChatError("unknown role", f"{how.role!r} is {what_is(role)}, not text")
+    if role in how.roles:
+        return how.roles[role]
+    near = LIKELY_ROLES.get(role.lower()) or suggest(role, ROLES)
+    if near not in ROLES:
+        near = "assistant"
+    remedy = f"{how.as_settings({}, roles={role: near})}, if that is what it is"
+    raise ChatError("unknown role", f"{role!r}; known are {', '.join(how.roles)}", remedy=remedy)
 
 
-def _no_content(item: dict[str, Any], how: Turns, turn: int) -> ChatError:
+def _no_content(item: dict[str, Any], how: Turns) -> ChatError:
     reason, remedy = f"no {how.content!r}: this message has {names_in_words(item)}", ""
     if how.content in item:
         reason = f"{how.content!r} is null"
-    other = next((name for name in ("content", "value", "text") if isinstance(item.get(name), str)), None)
-    if other is not None:
-        remedy = f"{how.as_settings({how.field('content'): other})}, if that is it"
-    return ChatError("missing content", reason, turn=turn, remedy=remedy)
+    for other in ("content", "value", "text"):
+        if isinstance(item.get(other), str):
+            remedy = f"{how.as_settings({how.field('content'): other})}, if that is it"
+            break
+    return ChatError("missing content", reason, remedy=remedy)
 
 
-def text_of(content: Any, turn: int, where: str = "") -> str:
+def text_of(content: Any, where: str = "it") -> str:
     """Content as one string, from a string or a list of text parts."""
     if isinstance(content, str):
         return content
     if isinstance(content, list | tuple):
-        return "".join([_text_of_part(part, turn) for part in content])
-    raise ChatError("content is not text", f"{where or 'it'} is {what_is(content)}", turn=turn)
+        return "".join(map(_text_of_part, content))
+    raise ChatError("content is not text", f"{where} is {what_is(content)}")
 
 
-def _text_of_part(part: Any, turn: int) -> str:
-    if not isinstance(part, dict):
-        raise ChatError("content is not text", f"a part of it is {what_is(part)}", turn=turn)
-    kind, text = part.get("type", "text"), part.get("text")
-    if kind != "text":
-        raise ChatError("content is not text", f"a part of type {kind!r}: only text can be read", turn=turn)
-    if not isinstance(text, str):
-        raise ChatError("content is not text", f"a part whose text is {what_is(text)}", turn=turn)
-    return text
+def _text_of_part(part: Any) -> str:
+    match part:
+        case {"text": str(text), **more} if more.get("type", "text") == "text":
+            return text
+        case {"type": kind} if kind != "text":
+            reason = f"a part of type {kind!r}: only text can be read"
+        case dict():
+            reason = f"a part whose text is {what_is(part.get('text'))}"
+        case _:
+            reason = f"a part of it is {what_is(part)}"
+    raise ChatError("content is not text", reason)
 
 
-def _weight_of(weight: Any, train: Any, turn: int) -> float:
-    if weight is None:
-        if not isinstance(train, bool):
-            raise ChatError("bad weight", f"train={train!r} is not true or false", turn=turn)
-        return float(train)
+def _weight_of(weight: Any, train: Any) -> float | None:
     if train is not None:
-        raise ChatError("bad weight", "both 'weight' and 'train'", turn=turn, remedy="one of them")
+        if weight is not None:
+            raise ChatError("bad weight", "both 'weight' and 'train'", remedy="one of them")
+        if not isinstance(train, bool):
+            raise ChatError("bad weight", f"train={train!r} is not true or false")
+        return float(train)
+    if weight is None:
+        return None
     if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < _MAX_WEIGHT:
-        raise ChatError("bad weight", f"weight={weight!r} is not a number from 0 on", turn=turn)
+        raise ChatError("bad weight", f"weight={weight!r} is not a number from 0 on")
     return float(weight)
 
 
 # Tools
 
 
-def _calls_of(calls: Any, turn: int) -> list[dict[str, Any]]:
+def _calls_of(calls: Any) -> list[dict[str, Any]]:
     if isinstance(calls, str):
-        calls = _decoded(calls, "bad tool call", "tool calls", turn)
+        calls = _decoded(calls, "bad tool call", "tool calls")
     if isinstance(calls, dict):
         calls = [calls]
     if not isinstance(calls, list | tuple):
-        raise ChatError("bad tool call", f"tool calls are {what_is(calls)}, not a list of objects", turn=turn)
-    return [_call_of(call, turn) for call in calls]
+        raise ChatError("bad tool call", f"tool calls are {what_is(calls)}, not a list of objects")
+    return [_call_of(call) for call in calls]
 
 
-def _call_of(call: Any, turn: int) -> dict[str, Any]:
+def _call_of(call: Any) -> dict[str, Any]:
     if not isinstance(call, dict):
-        raise ChatError("bad tool call", f"it is {what_is(call)}, not an object", turn=turn)
-    function = call.get("function")
-    if function is None:
-        function = call  # without the wrapping
+        raise ChatError("bad tool call", f"it is {what_is(call)}, not an object")
+    function = call if call.get("function") is None else call["function"]
     name = function.get("name") if isinstance(function, dict) else None
     if not isinstance(name, str) or not name:
-        raise ChatError("bad tool call", f"no 'name' of the function: it has {names_in_words(call)}", turn=turn)
-    arguments = function.get("arguments")
-    if isinstance(arguments, str) and arguments.strip():
-        arguments = _decoded(arguments, "bad tool call", f"the arguments of {name!r}", turn)
-    elif isinstance(arguments, dict):
-        arguments = _without_nulls(arguments)
-    elif arguments is None or isinstance(arguments, str):
-        arguments = {}
-    if not isinstance(arguments, dict):
-        reason = f"the arguments of {name!r} are {what_is(arguments)}, not an object"
-        raise ChatError("bad tool call", reason, turn=turn)
-    normal: dict[str, Any] = {"type": "function", "function": {"name": name, "arguments": arguments}}
+        raise ChatError("bad tool call", f"no 'name' of the function: it has {names_in_words(call)}")
+    normal: dict[str, Any] = {
+        "type": "function",
+        "function": {"name": name, "arguments": _arguments_of(name, function.get("arguments"))},
+    }
     if call.get("id") is not None:
         normal["id"] = call["id"]
     return normal
+
+
+def _arguments_of(name: str, arguments: Any) -> dict[str, Any]:
+    if arguments is None or (isinstance(arguments, str) and not arguments.strip()):
+        return {}
+    if isinstance(arguments, str):
+        arguments = _decoded(arguments, "bad tool call", f"the arguments of {name!r}")
+    elif isinstance(arguments, dict):
+        arguments = _without_nulls(arguments)
+    if not isinstance(arguments, dict):
+        raise ChatError("bad tool call", f"the arguments of {name!r} are {what_is(arguments)}, not an object")
+    return arguments
 
 
 def tools_of(tools: Any) -> list[dict[str, Any]]:
@@ -231,7 +264,7 @@ def tools_of(tools: Any) -> list[dict[str, Any]]:
     if tools is None or tools == "":
         return []
     if isinstance(tools, str):
-        tools = _decoded(tools, "bad tools", "tools", None)
+        tools = _decoded(tools, "bad tools", "tools")
     if not isinstance(tools, list | tuple):
         raise ChatError("bad tools", f"they are {what_is(tools)}, not a list of objects")
     for tool in tools:
@@ -249,11 +282,11 @@ def _without_nulls(value: Any) -> Any:
     return value
 
 
-def _decoded(text: str, kind: str, what: str, turn: int | None) -> Any:
+def _decoded(text: str, kind: str, what: str) -> Any:
     try:
         return msgspec.json.decode(text)
     except (msgspec.MsgspecError, UnicodeEncodeError, RecursionError) as error:
-        raise ChatError(kind, f"{what}: a string that is not JSON: {error}", turn=turn) from None
+        raise ChatError(kind, f"{what}: a string that is not JSON: {error}") from None
 
 
 # Rules
@@ -275,14 +308,11 @@ def check_order(messages: list[Message]) -> None:
         if role == "tool":
             _check_result(message, before, turn)
             continue
-        if turn and (role == "system" or role == "developer"):
-            second = messages[0]["role"] in ("system", "developer")
-            raise ChatError(
-                "role order",
-                f"a second system message ({role})" if second else f"a {role} message that is not the first",
-                turn=turn,
-                remedy="one system message, as the first",
-            )
+        if turn and role in ("system", "developer"):
+            reason = f"a {role} message that is not the first"
+            if messages[0]["role"] in ("system", "developer"):
+                reason = f"a second system message ({role})"
+            raise ChatError("role order", reason, turn, remedy="one system message, as the first")
         before = message
 
 

@@ -30,52 +30,55 @@ _ASSISTANT = ROLES.index("assistant")
 class LossPolicy:
     """A loss policy. A plan keeps its `str`, which `parse` reads."""
 
-    roles: tuple[str, ...] = ("assistant",)
-    last_only: bool = False
-    everything: bool = False
+    what: str = "assistant"
+    """"all", "last", or roles joined by +."""
     end_of_turn: bool = True
 
     @classmethod
     def of(cls, loss: str | Sequence[str], end_of_turn: bool = True) -> LossPolicy:
         """The policy of a user's setting."""
         if loss == "all":
-            return cls((), everything=True)
+            return cls("all")
         if loss == "last":
-            return cls(last_only=True, end_of_turn=end_of_turn)
+            return cls("last", end_of_turn)
         asked = loss.split("+") if isinstance(loss, str) else loss
         if not isinstance(asked, Sequence) or not asked:
             raise _unknown(loss)
         for role in asked:
             if role not in ROLES[1:]:
                 raise _unknown(role)
-        return cls(tuple(role for role in ROLES if role in asked), end_of_turn=end_of_turn)
+        return cls("+".join(role for role in ROLES if role in asked), end_of_turn)
 
     @classmethod
     def parse(cls, text: str) -> LossPolicy:
         """
         >>> LossPolicy.parse("user+assistant, without end of turn")
-        LossPolicy(roles=('user', 'assistant'), last_only=False, everything=False, end_of_turn=False)
+        LossPolicy(what='user+assistant', end_of_turn=False)
         """
         loss, _, ends = text.partition(", ")
         return cls.of(loss, not ends)
 
     def __str__(self) -> str:
-        if self.everything:
-            return "all"
-        what = "last" if self.last_only else "+".join(self.roles)
-        return what if self.end_of_turn else f"{what}, without end of turn"
+        return self.what if self.end_of_turn else f"{self.what}, without end of turn"
+
+    @property
+    def trains_answers(self) -> bool:
+        return self.what in ("all", "last") or "assistant" in self.what.split("+")
 
     def weights(self, starts: NDArray[np.integer], spans: dict[str, NDArray[Any]]) -> NDArray[np.float32]:
         """The weight of each span's tokens. Document d has the spans [starts[d], starts[d + 1])."""
-        if self.everything:
+        if self.what == "all":
             return np.ones(len(spans["stop"]), np.float32)
         role, part = spans["role"], spans["part"]
-        learned = np.isin(role, [ROLES.index(name) for name in self.roles])
-        if self.last_only:
-            learned &= _is_last_turn(starts, spans)
+        if self.what == "last":
+            learned = _is_last_turn(starts, spans)
+        else:
+            learned = np.isin(role, [ROLES.index(name) for name in self.what.split("+")])
         asked = spans["weight"]
         weight = np.where(np.isnan(asked), learned.astype(np.float32), asked)
-        is_said = (part == TEXT) | (part == END) if self.end_of_turn else part == TEXT
+        is_said = part == TEXT
+        if self.end_of_turn:
+            is_said |= part == END
         return np.where(is_said, weight, 0).astype(np.float32)
 
 
@@ -91,8 +94,7 @@ def _is_last_turn(starts: NDArray[np.integer], spans: dict[str, NDArray[Any]]) -
 
 def _unknown(loss: Any) -> SpecError:
     names = ("assistant", "last", "all", *ROLES[1:])
-    near = suggest(str(loss), names)
     remedy = f"'assistant', 'last', 'all', or roles such as 'user+assistant', of {', '.join(ROLES[1:])}"
-    if near:
+    if near := suggest(str(loss), names):
         remedy = f"perhaps {near!r}"
     return SpecError(f"loss={loss!r} is no policy", parameter="loss", remedy=remedy)

@@ -22,10 +22,9 @@ from batchwright.base.checks import local_path
 from batchwright.base.errors import SpecError, TokenizerError
 from batchwright.base.fingerprint import fingerprint_value
 from batchwright.base.words import suggest
-from batchwright.prepare.chat.faults import ChatError
 from batchwright.prepare.chat.locate import locate, plain_conversation
-from batchwright.prepare.chat.opaque import LookedInside, OpaqueText, compile_for_opaque
-from batchwright.prepare.chat.render_cache import RenderCache
+from batchwright.prepare.chat.messages import ChatError
+from batchwright.prepare.chat.render_cache import LookedInside, OpaqueEnvironment, OpaqueText, RenderCache
 from batchwright.prepare.chat.sandbox import CompiledTemplate, compile_template
 from batchwright.prepare.chat.spans import Rendered
 from batchwright.prepare.chat.templates import BUILT_IN
@@ -101,7 +100,7 @@ class ChatTemplate:
 
     @cached_property
     def _compiled_for_opaque(self) -> CompiledTemplate:
-        return compile_for_opaque(self.source, self.name)
+        return CompiledTemplate(self.source, self.name, OpaqueEnvironment())
 
     def _prints_only(self, conversation: Mapping[str, Any]) -> bool:
         """Whether this template prints the contents of messages without inspecting them."""
@@ -119,12 +118,16 @@ class ChatTemplate:
         messages = conversation["messages"]
 
         def prefix(number: int, asked: bool) -> str | None:
-            try:
-                return self.render({**conversation, "messages": messages[:number]}, add_generation_prompt=asked)
-            except ChatError:
-                return None
+            return self._render_or_none({**conversation, "messages": messages[:number]}, asked)
 
         return find_turns(located, messages, self._markers, prefix)
+
+    def _render_or_none(self, conversation: Mapping[str, Any], prompt: bool) -> str | None:
+        """The text of a conversation; None if the template refuses it."""
+        try:
+            return self.render(conversation, add_generation_prompt=prompt)
+        except ChatError:
+            return None
 
     @property
     def end_of_turn(self) -> str | None:
@@ -157,13 +160,11 @@ class ChatTemplate:
 
     def _try(self, *messages: dict[str, Any], prompt: bool = False) -> str | None:
         """The text of made-up messages, with a system message if the template needs one; None if refused."""
-        system = {"role": "system", "content": "system"}
-        for said in (messages, (system, *messages)):
-            try:
-                return self.render({"messages": list(said)}, add_generation_prompt=prompt)
-            except ChatError:
-                continue
-        return None
+        text = self._render_or_none({"messages": list(messages)}, prompt)
+        if text is None:
+            system = {"role": "system", "content": "system"}
+            text = self._render_or_none({"messages": [system, *messages]}, prompt)
+        return text
 
     @cached_property
     def _markers(self) -> Markers:
@@ -288,9 +289,8 @@ def find_template(
 
 
 def _default_of(own: Mapping[str, str], tokenizer: Any) -> str:
-    for source in (own.get("default"), *own.values()):
-        if source is not None:
-            return source
+    if own:
+        return own.get("default") or next(iter(own.values()))
     raise TokenizerError(
         f"the tokenizer {_name_of(tokenizer)!r} has no chat template",
         parameter="chat_template",
@@ -314,14 +314,12 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _own_templates(config: Mapping[str, Any]) -> dict[str, str]:
-    own = config.get("chat_template")
+    own = config.get("chat_template") or {}
     if isinstance(own, str):
         return {"default": own}
-    if isinstance(own, Mapping):
-        return {str(name): source for name, source in own.items() if isinstance(source, str)}
     if isinstance(own, list):
-        return {str(each["name"]): each["template"] for each in own if isinstance(each, Mapping) and "template" in each}
-    return {}
+        own = {each["name"]: each["template"] for each in own}
+    return {str(name): source for name, source in own.items() if isinstance(source, str)}
 
 
 def _token_for(name: str, literal: str, vocab: Mapping[str, int]) -> str:
@@ -332,11 +330,10 @@ def _token_for(name: str, literal: str, vocab: Mapping[str, int]) -> str:
 
 def _read(template: str | os.PathLike[str], names: list[str]) -> str:
     path = local_path(chat_template=template)
-    looks_like_path = path.suffix in (".jinja", ".jinja2", ".j2", ".txt") or len(path.parts) > 1
     try:
         return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError, ValueError) as error:
-        if looks_like_path:
+    except (OSError, ValueError) as error:
+        if path.suffix in (".jinja", ".jinja2", ".j2", ".txt") or len(path.parts) > 1:
             raise SpecError(
                 "this chat template cannot be read",
                 file=path,
@@ -344,10 +341,8 @@ def _read(template: str | os.PathLike[str], names: list[str]) -> str:
                 parameter="chat_template",
                 remedy=f"the path of a .jinja file, or one of {', '.join(names)}",
             ) from None
-    near = suggest(str(template), names)
-    raise SpecError(
-        f"no chat template {str(template)!r}",
-        parameter="chat_template",
-        names=", ".join(names),
-        remedy=f"{near!r}" if near else "one of these names, a Jinja string, or the path of a .jinja file",
-    )
+    remedy = "one of these names, a Jinja string, or the path of a .jinja file"
+    if near := suggest(str(template), names):
+        remedy = repr(near)
+    what = f"no chat template {str(template)!r}"
+    raise SpecError(what, parameter="chat_template", names=", ".join(names), remedy=remedy)

@@ -24,13 +24,13 @@ import jinja2.sandbox
 import jinja2.utils
 from jinja2 import nodes
 from jinja2.exceptions import SecurityError
+from jinja2.visitor import NodeTransformer
 
 from batchwright.base.errors import SpecError
-from batchwright.prepare.chat.faults import ChatError
+from batchwright.prepare.chat.locate import tags_of
+from batchwright.prepare.chat.messages import ChatError
 
 __all__ = [
-    "GENERATION_CLOSE",
-    "GENERATION_OPEN",
     "CompiledTemplate",
     "TemplateEnvironment",
     "compile_template",
@@ -49,8 +49,8 @@ MAX_INTEGER = 1_000_000
 """The largest integer argument. No chat template pads, repeats or indents by more."""
 MAX_BITS = 4096
 
-GENERATION_OPEN, GENERATION_CLOSE = "\ufdd0\ufdd4\ufde0\ufde0\ufde0\ufde0", "\ufdd0\ufdd5\ufde0\ufde0\ufde0\ufde0"
-"""Marks of the start and stop of `{% generation %}` blocks, in renders that ask for them."""
+_GENERATION_TAGS = tags_of(0)
+"""The start and the stop of `{% generation %}` blocks, in renders that ask for them."""
 
 _MULTIPLIES = {
     *("replace", "join", "format", "format_map", "%", "expandtabs", "translate", "indent", "tojson", "batch", "slice"),
@@ -142,12 +142,6 @@ class TemplateEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         self.filters |= {_ROUNDS: self._rounds, _JOINED: self._joined, _SIZED: self._sized, _MARK: _mark}
         self.globals |= {"raise_exception": _raise_exception, "dict": _dict, "namespace": _Namespace}
 
-    def parse_counted(self, source: str) -> nodes.Template:
-        """The tree of a template, with counters put in."""
-        tree = self.parse(source)
-        _put_counters(tree)
-        return tree
-
     def unsafe_undefined(self, obj: Any, attribute: str) -> Any:
         # Jinja would print nothing for `{{ ''.__class__ }}`. An attempt should be an error.
         raise SecurityError(f"{attribute!r} of a {type(obj).__name__}")
@@ -185,15 +179,17 @@ class TemplateEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         if operator == "+" and type(left) is type(right) is str:  # nearly always
             self.budget.make(len(left) + len(right))
             return left + right
-        if operator == "+" and isinstance(left, str | list | tuple) and isinstance(right, str | list | tuple):
-            self.budget.make(len(left) + len(right))
-        elif operator == "*":
-            for many, times in ((left, right), (right, left)):
-                if isinstance(times, int) and isinstance(many, str | bytes | list | tuple):
-                    self.budget.make(len(many) * times)
-        elif operator == "%" and isinstance(left, str | bytes):
-            self._allow("%", left, right if isinstance(right, tuple) else (right,))
-        _check_bits(operator, left, right)
+        match operator:
+            case "+" if isinstance(left, str | list | tuple) and isinstance(right, str | list | tuple):
+                self.budget.make(len(left) + len(right))
+            case "*" | "**" if isinstance(left, int) and isinstance(right, int):
+                _check_bits(operator, left, right)
+            case "*":
+                for many, times in ((left, right), (right, left)):
+                    if isinstance(times, int) and isinstance(many, str | bytes | list | tuple):
+                        self.budget.make(len(many) * times)
+            case "%" if isinstance(left, str | bytes):
+                self._allow("%", left, right if isinstance(right, tuple) else (right,))
         return self.binop_table[operator](left, right)
 
     def call(*arguments: Any, **kwargs: Any) -> Any:
@@ -225,18 +221,24 @@ class TemplateEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
         @functools.wraps(function)
         def counted(*args: Any, **kwargs: Any) -> Any:
-            passed, value, others = args[:num_passed], args[num_passed], args[num_passed + 1 :]
+            value, others = args[num_passed], args[num_passed + 1 :]
             if isinstance(value, Generator | map | filter):
                 value = list(value)
-            self.budget.tick()
-            if name not in ("default", "d"):
-                self._allow(name, value, (*others, *kwargs.values()))
-            result = function(*passed, value, *others, **kwargs)
-            if isinstance(result, str):
-                self.budget.make(len(result))
-            return result
+            return self.filter(name, functools.partial(function, *args[:num_passed]), value, others, kwargs)
 
         return counted
+
+    def filter(
+        self, name: str, function: Callable[..., Any], value: Any, others: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
+        """Apply the filter `name` to a value."""
+        self.budget.tick()
+        if name not in ("default", "d"):
+            self._allow(name, value, (*others, *kwargs.values()))
+        result = function(value, *others, **kwargs)
+        if isinstance(result, str):
+            self.budget.make(len(result))
+        return result
 
     def _allow(self, name: str, value: Any, others: Sequence[Any]) -> None:
         """Raise if the filter, method or operator `name` may make too much of a value and its other arguments."""
@@ -274,12 +276,13 @@ def _formatted_size(form: str | bytes, name: str, biggest: int) -> int:
     return len(text) + text.count("%" if name == "%" else "{") * biggest + sum(widths)
 
 
-def _check_bits(operator: str, left: Any, right: Any) -> None:
+def _check_bits(operator: str, left: int, right: int) -> None:
     """Refuse long numbers: one with millions of digits takes minutes."""
-    if operator in ("*", "**") and isinstance(left, int) and isinstance(right, int):
-        bits = left.bit_length() * right if operator == "**" else left.bit_length() + right.bit_length()
-        if bits > MAX_BITS:
-            raise _Limit(f"it makes a number of more than {MAX_BITS:,} bits")
+    bits = left.bit_length() + right.bit_length()
+    if operator == "**":
+        bits = left.bit_length() * right
+    if bits > MAX_BITS:
+        raise _Limit(f"it makes a number of more than {MAX_BITS:,} bits")
 
 
 @jinja2.pass_context
@@ -287,43 +290,39 @@ def _mark(context: Any, mark: str) -> str:
     return mark if context.parent.get(_MARK) else ""
 
 
-def _put_counters(node: nodes.Node) -> None:
+class _Counters(NodeTransformer):
     """Count the rounds of every loop. Check sizes before `~` makes a text and before `==` goes through lists."""
-    for name, value in node.iter_fields():
-        if isinstance(value, list):
-            for at, child in enumerate(value):
-                if isinstance(child, nodes.Node):
-                    _put_counters(child)
-                    value[at] = _joining(child)
-        elif isinstance(value, nodes.Node):
-            _put_counters(value)
-            setattr(node, name, _joining(value))
-    match node:
-        case nodes.For():
-            node.iter = _filtered(node.iter, _ROUNDS)
-        case nodes.Compare():
-            _put_sizes(node)
-        case nodes.Pair() if not isinstance(node.key, nodes.Const):
+
+    def visit_For(self, node: nodes.For) -> nodes.Node:
+        self.generic_visit(node)
+        node.iter = _filtered(node.iter, _ROUNDS)
+        return node
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
+        self.generic_visit(node)
+        return _filtered(nodes.List(node.nodes), _JOINED)
+
+    def visit_Pair(self, node: nodes.Pair) -> nodes.Node:
+        self.generic_visit(node)
+        if not isinstance(node.key, nodes.Const):
             node.key = _filtered(node.key, _SIZED)
+        return node
+
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
+        # Comparing with a constant is quick for any value, but `x in "words"` reads x.
+        self.generic_visit(node)
+        sides = [node.expr, *(operand.expr for operand in node.ops)]
+        has_constant = any(isinstance(side, nodes.Const) for side in sides)
+        if not has_constant or (node.ops[0].op in ("in", "notin") and not isinstance(node.expr, nodes.Const)):
+            node.expr = _filtered(node.expr, _SIZED)
+        if not has_constant:
+            for operand in node.ops:
+                operand.expr = _filtered(operand.expr, _SIZED)
+        return node
 
 
-def _put_sizes(node: nodes.Compare) -> None:
-    """Add size checks to comparisons. Comparing with a constant is quick for any value, but `x in "words"` reads x."""
-    has_constant = any(isinstance(side, nodes.Const) for side in (node.expr, *(operand.expr for operand in node.ops)))
-    is_search = node.ops[0].op in ("in", "notin")
-    if not has_constant or (is_search and not isinstance(node.expr, nodes.Const)):
-        node.expr = _filtered(node.expr, _SIZED)
-    if not has_constant:
-        for operand in node.ops:
-            operand.expr = _filtered(operand.expr, _SIZED)
-
-
-def _joining(node: nodes.Node) -> nodes.Node:
-    return _filtered(nodes.List(node.nodes), _JOINED) if isinstance(node, nodes.Concat) else node
-
-
-def _filtered(node: nodes.Node, name: str, *args: nodes.Expr) -> nodes.Filter:
-    return nodes.Filter(node, name, list(args), [], None, None, lineno=node.lineno)
+def _filtered(node: nodes.Node, name: str) -> nodes.Filter:
+    return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
 
 
 class _Generation(jinja2.ext.Extension):
@@ -336,7 +335,7 @@ class _Generation(jinja2.ext.Extension):
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         marks = [
             nodes.Output([_filtered(nodes.Const(mark, lineno=lineno), _MARK)], lineno=lineno)
-            for mark in (GENERATION_OPEN, GENERATION_CLOSE)
+            for mark in _GENERATION_TAGS
         ]
         return nodes.Scope([marks[0], *body, marks[1]], lineno=lineno)
 
@@ -369,17 +368,6 @@ def _tojson(
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
-def _fixed_date(name: str, date: object) -> Callable[[str], str]:
-    """The function `strftime_now` for a day that the user chose. Today's date would change the text every day."""
-    try:
-        day = datetime.datetime.fromisoformat(str(date))
-    except ValueError:
-        raise SpecError(
-            f"strftime_now={date!r} is not a date", parameter="strftime_now", template=name, remedy="'2025-01-31'"
-        ) from None
-    return lambda form: day.strftime(form)
-
-
 _FAILURES = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, AssertionError)
 """Python's errors for a template that needs something that a conversation does not have."""
 
@@ -391,68 +379,65 @@ class CompiledTemplate:
         self.name = name
         self._environment = environment
         try:
-            tree = self._environment.parse_counted(source)
-            self._template = self._environment.from_string(tree)
+            tree = _Counters().visit(environment.parse(source))
+            self._template = environment.from_string(tree)
         except jinja2.TemplateSyntaxError as error:
             lines = source.splitlines() or [""]
             line = lines[min(error.lineno, len(lines)) - 1].strip()
-            raise SpecError(
-                f"the chat template {name!r} is not valid Jinja: {error.message}",
-                template=name,
+            raise self._refused(
+                f"is not valid Jinja: {error.message}",
+                "mend that line; chat_template= takes a name, a Jinja string or the path of a .jinja file",
                 line=f"{error.lineno}: {line[:100]}",
-                remedy="mend that line; chat_template= takes a name, a Jinja string or the path of a .jinja file",
             ) from None
         except RecursionError:
-            raise SpecError(
-                f"the chat template {name!r} is nested too deeply", template=name, remedy="a simpler template"
-            ) from None
-        self.has_generation: bool = any(
-            isinstance(node, nodes.Filter) and node.name == _MARK for node in tree.find_all(nodes.Filter)
-        )
+            raise self._refused("is nested too deeply", "a simpler template") from None
+        self.has_generation: bool = any(node.name == _MARK for node in tree.find_all(nodes.Filter))
 
     def render(self, variables: Mapping[str, Any], *, num_characters: int = 0, marks: bool = False) -> str:
         """The text. `num_characters` is the number of characters of the conversation: limits grow with it."""
-        environment, template = self._environment, self._template
-        num_messages = len(variables.get("messages", ()))
-        environment.budget.start(num_messages, num_characters)
+        self._environment.budget.start(len(variables.get("messages", ())), num_characters)
         variables = {**variables, _MARK: marks}
         if "strftime_now" in variables:
-            variables["strftime_now"] = _fixed_date(self.name, variables["strftime_now"])
+            variables["strftime_now"] = self._fixed_date(variables["strftime_now"])
         try:
-            return environment.concat(template.root_render_func(template.new_context(variables)))
+            return self._environment.concat(self._template.root_render_func(self._template.new_context(variables)))
         except _Refused as error:
-            reason = f"{self.name!r} says: {error}"
-            raise ChatError(
-                "refused by the template", reason, remedy="mend the conversation, or another chat template"
-            ) from None
-        except (_Limit, RecursionError, MemoryError, OverflowError) as error:
-            what = "it calls itself too deeply" if isinstance(error, RecursionError) else str(error)
-            raise SpecError(
-                f"the chat template {self.name!r} does not end: {what}",
-                template=self.name,
-                remedy="mend its loops; for a trusted template this is a bug of its own",
-            ) from None
+            reason, remedy = f"{self.name!r} says: {error}", "mend the conversation, or another chat template"
+            raise ChatError("refused by the template", reason, remedy=remedy) from None
+        except RecursionError:
+            raise self._endless("it calls itself too deeply") from None
+        except (_Limit, MemoryError, OverflowError) as error:
+            raise self._endless(str(error)) from None
         except SecurityError as error:
-            raise SpecError(
-                f"the chat template {self.name!r} tries to leave its sandbox: {error}",
-                template=self.name,
-                remedy="do not use this template; it reaches for Python's internals",
-            ) from None
-        except jinja2.UndefinedError as error:
-            if "'strftime_now'" in str(error):
-                raise SpecError(
-                    f"the chat template {self.name!r} writes today's date: the same data would give another text "
-                    "tomorrow",
-                    template=self.name,
-                    remedy="a fixed day: args={'strftime_now': '2025-01-31'}",
-                ) from None
-            raise self._failed(error) from None
+            remedy = "do not use this template; it reaches for Python's internals"
+            raise self._refused(f"tries to leave its sandbox: {error}", remedy) from None
         except (jinja2.TemplateError, *_FAILURES) as error:
-            raise self._failed(error) from None
+            if isinstance(error, jinja2.UndefinedError) and "'strftime_now'" in str(error):
+                what = "writes today's date: the same data would give another text tomorrow"
+                raise self._refused(what, "a fixed day: args={'strftime_now': '2025-01-31'}") from None
+            reason, remedy = (
+                f"{self.name!r}: {error or type(error).__name__}",
+                "a conversation that has what the template asks for",
+            )
+            raise ChatError("the template fails", reason, remedy=remedy) from None
 
-    def _failed(self, error: Exception) -> ChatError:
-        reason = f"{self.name!r}: {error or type(error).__name__}"
-        return ChatError("the template fails", reason, remedy="a conversation that has what the template asks for")
+    def _refused(self, what: str, remedy: str, line: str | None = None) -> SpecError:
+        return SpecError(f"the chat template {self.name!r} {what}", template=self.name, line=line, remedy=remedy)
+
+    def _endless(self, what: str) -> SpecError:
+        return self._refused(f"does not end: {what}", "mend its loops; for a trusted template this is a bug of its own")
+
+    def _fixed_date(self, date: object) -> Callable[[str], str]:
+        """The function `strftime_now` for a day that the user chose. Today's date would change the text every day."""
+        try:
+            return datetime.datetime.fromisoformat(str(date)).strftime
+        except ValueError:
+            raise SpecError(
+                f"strftime_now={date!r} is not a date",
+                parameter="strftime_now",
+                template=self.name,
+                remedy="'2025-01-31'",
+            ) from None
 
 
 @functools.lru_cache(maxsize=64)

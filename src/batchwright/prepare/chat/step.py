@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,12 +15,11 @@ from batchwright.base.checks import at_least
 from batchwright.base.errors import SpecError, TokenizerError
 from batchwright.base.fingerprint import fingerprint
 from batchwright.prepare.chat.encode import ConversationEncoder
-from batchwright.prepare.chat.faults import ChatError
-from batchwright.prepare.chat.formats import Layout
-from batchwright.prepare.chat.layout_settings import layout_of
+from batchwright.prepare.chat.formats import Layout, layout_of
+from batchwright.prepare.chat.messages import ChatError
 from batchwright.prepare.chat.spans import Encoded, Rendered
 from batchwright.prepare.tokenize import checked_ids
-from batchwright.prepare.tokenizers import CharsTokenizer, resolve_tokenizer
+from batchwright.prepare.tokenizers import resolve_tokenizer
 from batchwright.typing import TokenizerLike
 
 if TYPE_CHECKING:
@@ -56,12 +56,7 @@ def chat(
     from batchwright.prepare.chat.render import find_template  # Jinja, which plain text does not need
 
     resolved = resolve_tokenizer(tokenizer, vocab_size=vocab_size)
-    if isinstance(resolved, CharsTokenizer) and resolved.chars is None:
-        raise TokenizerError(
-            "a vocabulary of characters is made from text, and conversations need theirs before",
-            parameter="tokenizer",
-            remedy="'bytes', or a tokenizer.json",
-        )
+    _ = ConversationEncoder(resolved)  # raises now, not at the bake, if the tokenizer cannot encode conversations
     found = find_template(template, resolved)
     return Chat(
         tokenizer=resolved,
@@ -188,14 +183,17 @@ class Chat:
             owners = [number for number, one in enumerate(prepared) for _ in one.sides]
             error.where["number"] = owners[int(error.where.pop("number", 0))]  # type: ignore[call-overload]
             raise
-        found, at = [], 0
+        rest = iter(encoded)
+        found = []
         for one in prepared:
-            mine = encoded[at : at + len(one.sides)]
-            if self.keep_newest is not None and any(len(side.tokens) > self.keep_newest for side in mine):
+            mine = list(islice(rest, len(one.sides)))
+            if self.keep_newest is not None and not self._fits(mine):
                 mine = self._newest(one.conversations, mine)
             found.append(self._joined(mine))
-            at += len(one.sides)
         return found
+
+    def _fits(self, sides: Sequence[Encoded]) -> bool:
+        return all(len(side.tokens) <= (self.keep_newest or 0) for side in sides)
 
     def _newest(self, conversations: Sequence[dict[str, Any]], whole: list[Encoded]) -> list[Encoded]:
         """A conversation without its oldest turns. The newest turns that fit stay, from a user's message on.
@@ -203,24 +201,12 @@ class Chat:
         System messages stay. The two sides of a pair lose the same shared turns, so their prompt stays the same. A last
         exchange that does not fit stays unchanged, and is too long.
         """
-        assert self.keep_newest is not None
-        always = ("system", "developer")
-        kept = [[m for m in one["messages"] if m["role"] in always] for one in conversations]
-        rest = [[m for m in one["messages"] if m["role"] not in always] for one in conversations]
-        for first in range(1, min(map(len, rest))):
-            if any(messages[: first + 1] != rest[0][: first + 1] for messages in rest):
-                break
-            if rest[0][first]["role"] != "user":
-                continue
-            shorter = [
-                {**one, "messages": [*before, *after[first:]]}
-                for one, before, after in zip(conversations, kept, rest, strict=True)
-            ]
+        for shorter in _without_oldest(conversations):
             try:
                 encoded = self._encoder.encode([self.template.rendered(one) for one in shorter])
             except ChatError:  # a template may refuse the rest
                 continue
-            if all(len(side.tokens) <= self.keep_newest for side in encoded):
+            if self._fits(encoded):
                 return encoded
         return whole
 
@@ -237,3 +223,16 @@ class Chat:
             spans.append(mine)
             begin += len(side.tokens)
         return Encoded(tokens, np.concatenate(spans))
+
+
+def _without_oldest(conversations: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    """The conversations without more and more of the oldest turns that they share. A user's message is the first."""
+    always = ("system", "developer")
+    kept = [[message for message in one["messages"] if message["role"] in always] for one in conversations]
+    rest = [[message for message in one["messages"] if message["role"] not in always] for one in conversations]
+    for number, turns in enumerate(zip(*rest, strict=False)):
+        if any(turn != turns[0] for turn in turns):
+            return
+        if number and turns[0]["role"] == "user":
+            parts = zip(conversations, kept, rest, strict=True)
+            yield [{**one, "messages": [*before, *after[number:]]} for one, before, after in parts]

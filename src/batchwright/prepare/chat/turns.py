@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
-from batchwright.prepare.chat.faults import ChatError
 from batchwright.prepare.chat.locate import Leaf, Located, Region
+from batchwright.prepare.chat.messages import ChatError
 from batchwright.prepare.chat.spans import END, ROLES, TEMPLATE, TEXT, Rendered, TextSpan
 
 __all__ = ["Markers", "Prefix", "find_turns", "role_number"]
@@ -54,6 +55,16 @@ class _Turn(NamedTuple):
     """The stop of its end-of-turn marker; `stop` without one."""
 
 
+class _Words(NamedTuple):
+    """The template's words around messages."""
+
+    whole: str
+    text: str
+    """The same, with the words of messages blanked out: a marker in a message does not count."""
+    markers: Markers
+    prefix: Prefix
+
+
 def role_number(role: str, turn: int | None = None) -> int:
     """A role's number in `ROLES`.
 
@@ -70,29 +81,27 @@ def find_turns(located: Located, messages: Sequence[Mapping[str, Any]], markers:
     """Spans of a located text."""
     regions = _message_regions(located, messages)
     said = _merged(sorted(region for found in located.regions for region in found if region[0] < region[1]))
-    text = _without(located.text, said)
+    words = _Words(located.text, _without(located.text, said), markers, prefix)
     turns: list[_Turn] = []
     before = 0
     numbers = [number for number in range(len(messages)) if regions[number]]
-    for at, number in enumerate(numbers):
+    for number, following in zip_longest(numbers, numbers[1:]):
         first, stop = regions[number][0][0], max(region[1] for region in regions[number])
-        until = regions[numbers[at + 1]][0][0] if at + 1 < len(numbers) else len(text)
+        until = len(located.text) if following is None else regions[following][0][0]
         start = first
         if messages[number]["role"] == "assistant":
-            start = _answer_start(located.text, text, before, first, number, markers, prefix)
+            start = _answer_start(words, before, first, number)
             if messages[number].get("tool_calls"):
-                stop = _calls_stop(located.text, text, stop, until, number, markers, prefix)
-        end = _after_end(text, stop, markers.ends)
-        turns.append(_Turn(number, start, stop, end))
-        before = end
-    spans = _tile(text, turns, messages, markers)
+                stop = _calls_stop(words, stop, until, number)
+        before = _after_end(words.text, stop, markers.ends)
+        turns.append(_Turn(number, start, stop, before))
+    spans = _tile(words.text, turns, messages, markers)
     if located.generation is not None:
-        spans = _painted(spans, text, located.generation, turns, messages, markers)
+        spans = _painted(spans, words.text, located.generation, turns, messages, markers)
     return Rendered(located.text, tuple(spans), tuple(said))
 
 
 def _without(text: str, said: Sequence[Region]) -> str:
-    """The text with the words of messages blanked out, at the same length: a marker in a message does not count."""
     pieces, at = [], 0
     for start, stop in said:
         pieces += [text[at:start], "\0" * (stop - start)]
@@ -110,12 +119,8 @@ def _message_regions(located: Located, messages: Sequence[Mapping[str, Any]]) ->
     ]
     for leaf, found in found_leaves:
         if len(found) > 1 and leaf.kind == "content" and leaf.text.strip():
-            raise ChatError(
-                "repeated by the template",
-                f"its text is there {len(found)} times",
-                turn=leaf.turn,
-                remedy="a template that writes every message once",
-            )
+            reason, remedy = f"its text is there {len(found)} times", "a template that writes every message once"
+            raise ChatError("repeated by the template", reason, leaf.turn, remedy)
         if leaf.text or leaf.kind != "content" or not messages[leaf.turn].get("tool_calls"):
             regions[leaf.turn] += found
     for leaf, found in found_leaves:
@@ -124,12 +129,11 @@ def _message_regions(located: Located, messages: Sequence[Mapping[str, Any]]) ->
     for turn, mine in enumerate(regions):
         mine.sort()
         if mine and mine[0][0] < before:
-            raise ChatError(
-                "reordered by the template",
+            reason, remedy = (
                 "its text comes before that of an earlier message",
-                turn=turn,
-                remedy="a template that keeps the order of messages",
+                "a template that keeps the order of messages",
             )
+            raise ChatError("reordered by the template", reason, turn, remedy)
         before = max([before, *(stop for _, stop in mine)])
     return regions
 
@@ -137,34 +141,36 @@ def _message_regions(located: Located, messages: Sequence[Mapping[str, Any]]) ->
 def _refuse_dropped(leaf: Leaf, found: Sequence[Region], regions: Sequence[Region]) -> None:
     if leaf.kind == "call" and not found:
         reason = f"its call of {leaf.text!r} is not in the text"
-        raise ChatError("dropped by the template", reason, turn=leaf.turn, remedy=_FOR_CALLS)
+        raise ChatError("dropped by the template", reason, leaf.turn, _FOR_CALLS)
     is_said = any(start < stop for start, stop in (*found, *regions))  # a message may be printed by its reasoning alone
     if leaf.kind == "content" and leaf.text.strip() and not is_said:
-        reason = "its text is not in the rendered text"
-        raise ChatError("dropped by the template", reason, turn=leaf.turn, remedy=_FOR_TEXT)
+        raise ChatError("dropped by the template", "its text is not in the rendered text", leaf.turn, _FOR_TEXT)
 
 
-def _answer_start(whole: str, text: str, before: int, first: int, number: int, markers: Markers, prefix: Prefix) -> int:
+def _answer_start(words: _Words, before: int, first: int, number: int) -> int:
     """The end of an answer's generation prompt."""
     if before == first:
         return first
-    if markers.prompt and (at := text.rfind(markers.prompt, before, first)) >= 0:
+    markers = words.markers
+    if markers.prompt and (at := words.text.rfind(markers.prompt, before, first)) >= 0:
         return at + len(markers.prompt)
     # Not the usual prompt (an answer after a tool's): render this one.
-    start = prefix(number, True)
-    if start is not None and before <= len(start) <= first and whole.startswith(start):
+    start = words.prefix(number, True)
+    if start is not None and before <= len(start) <= first and words.whole.startswith(start):
         return len(start)
-    return first - len(markers.lead) if text.endswith(markers.lead, before, first) else first
+    if words.text.endswith(markers.lead, before, first):
+        return first - len(markers.lead)
+    return first
 
 
-def _calls_stop(whole: str, text: str, last: int, until: int, number: int, markers: Markers, prefix: Prefix) -> int:
+def _calls_stop(words: _Words, last: int, until: int, number: int) -> int:
     """The end of the template's text after the last string of tool calls: brackets, closing tags."""
-    found = [at for end in markers.ends if (at := text.find(end, last, until)) >= 0]
+    found = [at for end in words.markers.ends if (at := words.text.find(end, last, until)) >= 0]
     if found:
         return min(found)
     # Some write no end after calls. Then a conversation that stops here shows it.
-    shorter = prefix(number + 1, False)
-    if shorter is not None and last <= len(shorter) <= until and whole.startswith(shorter):
+    shorter = words.prefix(number + 1, False)
+    if shorter is not None and last <= len(shorter) <= until and words.whole.startswith(shorter):
         return len(shorter)
     return last
 
@@ -232,16 +238,14 @@ def _painted(
     """Spans in which the text of assistants is exactly the generation blocks."""
     spans = [span._replace(part=TEMPLATE) if span.role == _ASSISTANT else span for span in spans]
     answers = [turn for turn in turns if messages[turn.number]["role"] == "assistant"]
-    for start, stop in generation:
-        if not answers:
-            break
+    for start, stop in generation if answers else ():
         turn = min(answers, key=lambda turn: max(0, turn.start - stop + 1, start - turn.end + 1))
         inside = text[start:stop].rstrip()
         end = next((end for end in markers.ends if inside.endswith(end)), "")
         border = start + len(inside) - len(end) if end else stop
-        model = next(span for span in spans if span.turn == turn.number)
-        spans = _over(spans, model._replace(start=start, stop=border, part=TEXT))
-        spans = _over(spans, model._replace(start=border, stop=stop, part=END))
+        weight = float(messages[turn.number].get("weight", math.nan))
+        spans = _over(spans, TextSpan(start, border, _ASSISTANT, TEXT, turn.number, weight))
+        spans = _over(spans, TextSpan(border, stop, _ASSISTANT, END, turn.number, weight))
     return spans
 
 
