@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import math
 from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any
@@ -183,8 +183,10 @@ def _refuse_unknown_sources(names: Sequence[str], **given: Mapping[str, Any]) ->
 
 
 def _is_weight(weight: Any) -> bool:
-    """Whether a weight is a number of 0 or more, and finite as a float."""
+    """Whether a weight is a number of 0 or more."""
     if isinstance(weight, bool) or not isinstance(weight, Real):
         return False
-    number: Any = weight
-    return bool(0 <= number <= sys.float_info.max)
+    try:
+        return math.isfinite(weight) and float(weight) >= 0
+    except OverflowError:  # an int too large for a float
+        return False
