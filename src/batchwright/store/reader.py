@@ -159,7 +159,7 @@ class Store:
         return [AdoptedFile(self.path, *facts) for facts in zip(*columns, strict=True)]
 
     def adopted_range(self, row: int) -> AdoptedRange | None:
-        """The place of a shard's tokens, if they are in a user's file."""
+        """The place of the tokens of the shard in `row` of the table, if they are in a file of the user."""
         if not self.manifest.adopted:
             return None
         return AdoptedRange(self.adopted[int(self.shards["data_file"][row])], int(self.shards["data_offset"][row]))
