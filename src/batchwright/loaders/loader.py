@@ -50,6 +50,16 @@ class Loader(DataLoader[B]):
     Batch sizes are global: each rank gets its share of every batch.
     """
 
+    def __new__(cls, *_: Any, **settings: Any) -> Self:
+        if "alignment" in settings:  # a setting of earlier builds
+            raise SpecError(
+                "alignment= is gone: every batch has labels and targets",
+                parameter="alignment",
+                remedy="leave it out, and use batch.labels for models that shift labels (Hugging Face), "
+                "batch.targets for a loop of your own",
+            )
+        return super().__new__(cls)
+
     def __init__(
         self,
         stream: Stream[B],
