@@ -19,7 +19,7 @@ from typing import Any, ClassVar, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from batchwright.base.checks import local_path
+from batchwright.base.checks import at_least, local_path
 from batchwright.base.errors import SpecError
 from batchwright.base.fingerprint import fingerprint_file
 from batchwright.base.machine import FolderWatch
@@ -30,7 +30,7 @@ from batchwright.queue.messages import file_in_words
 from batchwright.queue.meta import Meta, check_meta
 from batchwright.queue.production import produce
 from batchwright.queue.schema import BatchField, checked, fields_of
-from batchwright.queue.settings import checked_setting, count, wrong
+from batchwright.queue.settings import checked_setting, wrong
 from batchwright.queue.stamp import stamp_of
 
 __all__ = ["RESERVED", "DataProviderBase"]
@@ -232,7 +232,7 @@ class DataProviderBase:
         if names not in _SPLITS:
             raise wrong("splits", splits, "a tuple of 'train' and 'val', or of one of them", '("train",)')
         if max_files is not None:
-            count("max_files", max_files, 0)
+            at_least(0, max_files=max_files)
         try:
             if self._stopping.is_set():
                 return 0

@@ -13,10 +13,10 @@ from functools import partial
 from pathlib import Path
 
 from batchwright.base.errors import BusyError
-from batchwright.queue.claims import beginning, return_claims_of_dead, rewind
+from batchwright.queue.claims import beginning, left_off, return_claims_of_dead, rewind
 from batchwright.queue.folder import write_number
 from batchwright.queue.members import Membership
-from batchwright.queue.ranks import RankProgress, left_off, living_ranks, names_of_ranks
+from batchwright.queue.ranks import RankProgress, living_ranks, names_of_ranks
 from batchwright.queue.reading import Arrays, FileShape, LoadedFile, Position, joined
 from batchwright.queue.streams import RecordedStream, SplitReader, check_shape
 
@@ -178,10 +178,10 @@ class RankStream(RecordedStream):
             elif comes_back:
                 progress = self._written
             if joined_before or comes_back:
-                progress = progress or records.of_rank(self._rank, self._world_size) or self._left_off()
+                progress = progress or records.of_rank(self._rank, self._world_size) or left_off(folder)
                 records.write_began(began or progress, [*joined_before, me.id])
             else:
-                progress = self._begin_run(progress or self._left_off())
+                progress = self._begin_run(progress or left_off(folder))
             path = records.path(self._rank, self._world_size)
             self._record = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             self._write(progress)
@@ -216,10 +216,6 @@ class RankStream(RecordedStream):
                 process=", ".join(single) or names_of_ranks(wrong),
                 remedy="all readers have another rank= of the same world_size=; stop the others",
             )
-
-    def _left_off(self) -> RankProgress:
-        """The place of earlier ranks, or of single consumers."""
-        return self.folder.records.left_off() or left_off(self.folder)
 
     # Recording
 
