@@ -377,7 +377,7 @@ def test_a_member_is_alive_until_it_leaves_and_dead_when_its_lock_is_gone(queue)
     second.leave()
     assert not liveness.is_alive(second.id)
     assert liveness.ids() == [first.id]  # dead, and not yet buried
-    liveness.remove(first.id)
+    liveness.remove_dead()
     assert liveness.ids() == []
 
 

@@ -169,19 +169,20 @@ class RankStream(RecordedStream):
         with folder.one_at_a_time():
             self._refuse_others()
             return_claims_of_dead(folder, folder.listing(), me)
-            began = records.began()[0]
-            joined_before = [facts.id for facts in living_ranks(folder, me)]
+            others = [facts.id for facts in living_ranks(folder, me)]
             comes_back = position is None and self._at is not None and self._is_my_record()
             progress: RankProgress | None = None
             if position is not None:
                 progress = RankProgress(position, position)
             elif comes_back:
                 progress = self._written
-            if joined_before or comes_back:
-                progress = progress or records.of_rank(self._rank, self._world_size) or left_off(folder)
-                records.write_began(began or progress, [*joined_before, me.id])
+            elif others:
+                progress = records.of_rank(self._rank, self._world_size)
+            progress = progress or left_off(folder)
+            if others or comes_back:
+                records.write_began(records.began()[0] or progress, [*others, me.id])
             else:
-                progress = self._begin_run(progress or left_off(folder))
+                progress = self._begin_run(progress)
             path = records.path(self._rank, self._world_size)
             self._record = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             self._write(progress)

@@ -35,21 +35,14 @@ def find_queue(path: str | os.PathLike[str]) -> QueueFolder:
     given = local_path(path=path)
     inside = given / "queue"
     for folder in (inside, given):
-        if _is_queue(folder):
+        if (folder / "control").is_dir() and (folder / "who").is_dir():  # meta.json may be lost or damaged
             return QueueFolder(folder)
-    if inside.is_dir():
+    if inside.exists():
         raise QueueError(
-            "this folder is not a queue: it has no meta.json, and nothing else of one",
+            "this is not a queue: it does not have the folders control and who",
             folder=inside,
-            remedy="look for a mistake in the path",
+            remedy="data/<dataset> as PATH; if that is the path, move away what is in the place of its queue",
         )
-    for file in (given, inside):
-        if file.exists() and not file.is_dir():
-            raise QueueError(
-                "this is a file, and a queue is a folder",
-                file=file,
-                remedy="data/<dataset> as PATH; a file in the place of the queue must be moved away",
-            )
     raise MissingQueueError(
         "Queue directory not found",
         folder=inside,
@@ -57,22 +50,10 @@ def find_queue(path: str | os.PathLike[str]) -> QueueFolder:
     )
 
 
-def _is_queue(folder: Path) -> bool:
-    """It is known by its meta, or, if that is lost or damaged, by the folders that only a queue has."""
-    if all((folder / name).is_dir() for name in ("control", "who")):
-        return True
-    try:
-        return isinstance(json.loads((folder / "meta.json").read_bytes())["batchwright"]["made_from"], dict)
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
-
-
 def names_of_splits(queue: QueueFolder) -> list[str]:
     """Splits that the queue has, train first."""
-    names = {name for name in ("train", "val") if (queue.path / name).is_dir()}
-    with contextlib.suppress(FileNotFoundError):
-        names |= {entry.name for entry in os.scandir(queue.path / "control") if entry.is_dir(follow_symlinks=False)}
-    return sorted(names, key=lambda name: (name != "train", name))
+    folders = (queue.path, queue.path / "control")
+    return [name for name in ("train", "val") if any((folder / name).is_dir() for folder in folders)]
 
 
 def queue_status(path: str | os.PathLike[str], look_seconds: float = 0.3) -> Status:
