@@ -168,15 +168,23 @@ def test_where_no_one_class_is_meant_what_was_found_is_listed(case, opened, tmp_
 BAD = {
     "syntax": (
         "x = (\n",
-        "data/toy/prepare_streaming.py:1: SyntaxError while it was loaded: '(' was never closed",
-        "py_compile",
+        "data/toy/prepare_streaming.py:1: SyntaxError while it was loaded: '(' was never closed: x = (",
+        "correct data/toy/prepare_streaming.py:1",
     ),
     "raises": ("x = 1\nx / 0\n", "data/toy/prepare_streaming.py:2: ZeroDivisionError while it was loaded", "correct"),
-    "exits": ("\nraise SystemExit\n", "data/toy/prepare_streaming.py:2: SystemExit while it was loaded", "correct"),
+    "exits": (
+        "\nraise SystemExit\n",
+        "data/toy/prepare_streaming.py:2: SystemExit while it was loaded",
+        "take the exit out",
+    ),
     "no module": ("import not_there\n", ":1: ModuleNotFoundError while it was loaded", "pip install not_there"),
     "no name": ("print(ratio)\n", ":1: NameError while it was loaded: name 'ratio'", "set ratio in the config"),
-    "helper": ("import toy_bad\n", "data/toy/toy_bad.py:3: KeyError while it was loaded: 'x'", "correct the file"),
-    "null byte": ("x = '\0'\n", "data/toy/prepare_streaming.py", "py_compile"),
+    "helper": (
+        "import toy_bad\n",
+        "data/toy/toy_bad.py:3: KeyError while it was loaded: 'x'",
+        "correct data/toy/toy_bad.py:3",
+    ),
+    "null byte": ("x = '\0'\n", "data/toy/prepare_streaming.py", "correct"),
 }
 
 
@@ -237,7 +245,7 @@ def test_a_seed_that_an_init_chooses_itself_stays(opened):
     ("body", "said", "remedy"),
     [
         ("self.big = 1", "P.__init__ does not call the __init__ of DataProviderBase", r"super\(\).__init__"),
-        ("raise SystemExit('no')", "prepare_streaming.py:4: SystemExit in P.__init__: no", "correct the file"),
+        ("raise SystemExit('no')", "prepare_streaming.py:4: SystemExit in P.__init__: no", "take the exit out"),
     ],
 )
 def test_an_init_that_makes_no_provider_is_named(opened, body, said, remedy):

@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 from batchwright.base.errors import BatchwrightError, SpecError
 from batchwright.base.words import listed, shortened
@@ -23,7 +23,7 @@ from batchwright.queue.provider import DataProviderBase
 if TYPE_CHECKING:
     from batchwright.queue.config import SharedConfig
 
-__all__ = ["PROVIDER_FILE", "open_provider"]
+__all__ = ["PROVIDER_FILE", "Fault", "fault_of", "open_provider"]
 
 PROVIDER_FILE = "prepare_streaming.py"
 _MODULE_NAME = "prepare_streaming_of_"
@@ -104,30 +104,45 @@ def _is_constant(value: ast.expr | None) -> bool:
     return value is not None and all(isinstance(node, _OF_CONSTANTS) for node in ast.walk(value))
 
 
-def _failed(error: BaseException, file: Path, when: str) -> SpecError:
-    """The error of a provider's own code, with its place in the data folder."""
-    folder = file.parent.resolve()
-    frames = traceback.extract_tb(error.__traceback__)
-    places = [(frame.filename, frame.lineno) for frame in frames if Path(frame.filename).is_relative_to(folder)]
-    if isinstance(error, SyntaxError) and error.lineno is not None:
-        places.append((str(error.filename), error.lineno))
-    at = str(file)
-    if places:
-        name, line = places[-1]
-        at = f"{file.parent / Path(name).relative_to(folder)}:{line}"
-    said, remedy = str(error), "correct the file; nothing was made"
+class Fault(NamedTuple):
+    """One thing that is wrong with a config or with a provider's file."""
+
+    what: str
+    at: str
+    """A file and line, or an option of the command line."""
+    remedy: str
+
+
+def fault_of(error: BaseException, file: Path, when: str = "") -> Fault:
+    """The error of a user's file. Its place is the last line that ran in the folder of the file."""
+    folder, at = file.parent.resolve(), str(file)
+    places = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    if isinstance(error, SyntaxError):
+        places.append((str(error.filename), error.lineno or 1))
+    for name, line in places:
+        if name == str(file) or Path(name).is_relative_to(folder):
+            at = f"{name.replace(str(folder), str(file.parent), 1)}:{line}"
+    said, remedy = " ".join(str(error).split()), f"correct {at}"
     match error:
         case BatchwrightError():
             said, remedy = error.headline, error.remedy or remedy
         case SyntaxError():
-            said, remedy = error.msg, f"python -m py_compile {file} shows the same"
+            said = f"{error.msg}: {(error.text or '').strip()}"
+        case SystemExit():
+            remedy = f"take the exit out of {at}"
         case ModuleNotFoundError(name=str(name)):
-            remedy = f"pip install {name.partition('.')[0]}, or a file {name}.py beside {file}"
+            remedy = f"pip install {name.partition('.')[0]}, or put the folder that has it on PYTHONPATH"
         case ImportError() if "relative import" in said:
             remedy = "import it without the dots: a file beside this one is found by its plain name"
         case NameError(name=str(name)):
-            remedy = f"set {name} in the config, or in {file}"
-    return SpecError(f"{at}: {type(error).__name__} {when}: {said}".rstrip(": "), file=file, remedy=remedy)
+            remedy = f"correct {at}, or set {name} in the config"
+    kind = f"{type(error).__name__} {when}".strip()
+    return Fault(f"{kind}: {said}".rstrip(": "), at, remedy)
+
+
+def _failed(error: BaseException, file: Path, when: str) -> SpecError:
+    fault = fault_of(error, file, when)
+    return SpecError(f"{fault.at}: {fault.what}", file=file, remedy=fault.remedy)
 
 
 # The class
