@@ -13,8 +13,8 @@ import pytest
 from batchwright.base.errors import BusyError, QueueError
 from batchwright.queue.claims import Claim, claim_next, give_back, quarantine, rewind
 from batchwright.queue.folder import QueueFolder, SplitFolder, file_name
-from batchwright.queue.making import begin, give_up, publish
 from batchwright.queue.members import Liveness, QueueMember, read_failures
+from batchwright.queue.production import begin, give_up, publish
 from refusals import refused
 
 ROWS = 4
