@@ -22,8 +22,7 @@ from batchwright.queue.folder import QueueFolder
 from batchwright.queue.members import Liveness, QueueMember
 from batchwright.queue.provider import DataProviderBase
 from batchwright.queue.purge import purge
-from batchwright.queue.status import find_queue, production_rate, queue_status
-from batchwright.queue.verify import verify_queue
+from batchwright.queue.status import find_queue, production_rate, queue_status, verify_queue
 from harness import wait_for
 from refusals import refused
 
@@ -389,14 +388,14 @@ def test_what_a_queue_remembers_is_checked_too(data, name, content, said):
 
 
 def test_files_that_are_used_up_meanwhile_are_no_damage(data, monkeypatch):
-    from batchwright.queue import verify
+    from batchwright.queue import status
 
     def read(path, memory):
         (data / "queue/train/00000001.batches").unlink(missing_ok=True)
         return real(path, memory)
 
-    real = verify.read_batches
-    monkeypatch.setattr(verify, "read_batches", read)
+    real = status.read_batches
+    monkeypatch.setattr(status, "read_batches", read)
     found = verify_queue(data)
     assert (found.num_files, found.num_gone, found.damaged) == (2, 1, [])
 

@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 from batchwright.base.errors import BatchwrightError, SpecError
-from batchwright.base.words import listed, shortened
+from batchwright.base.words import listed
 from batchwright.queue.provider import DataProviderBase
 
 if TYPE_CHECKING:
@@ -151,21 +151,15 @@ def _failed(error: BaseException, file: Path, when: str) -> SpecError:
 def _provider_class(module: ModuleType) -> type[DataProviderBase]:
     """The symbol `Provider`, or else the only subclass of DataProviderBase that the module defines."""
     kinds = {name: value for name, value in vars(module).items() if _is_provider(value)}
+    own = {value.__qualname__: value for value in kinds.values() if value.__module__ == module.__name__}
     if "Provider" in kinds:
         return kinds["Provider"]
-    own = {value.__qualname__: value for value in kinds.values() if value.__module__ == module.__name__}
     if len(own) == 1 and "Provider" not in vars(module):
         return next(iter(own.values()))
     file = Path(str(module.__file__))
-    name = f"{file.parent.name}/{file.name}"
-    headline = f"no subclass of DataProviderBase in {name}"
-    if "Provider" in vars(module):
-        headline = f"Provider in {name} is no subclass of DataProviderBase: {shortened(vars(module)['Provider'])}"
-    elif own:
-        headline = f"several subclasses of DataProviderBase in {name}: which one is meant?"
     imported = [f"{one} (imported from {kind.__module__})" for one, kind in kinds.items() if one not in own]
     raise SpecError(
-        headline,
+        f"{file.parent.name}/{file.name} needs one subclass of DataProviderBase, or one with the name Provider",
         file=file,
         found=listed([*own, *imported]) or "no subclass of DataProviderBase",
         remedy=f"Provider = {next(iter(kinds), 'YourSubclass')} at its end, for a class YourSubclass(DataProviderBase)",
