@@ -274,7 +274,10 @@ def rewind(folder: SplitFolder, number: int, consumer: QueueMember, *, can_be_ma
                 folder.ready_path(old).unlink(missing_ok=True)
             elif not is_rank:  # ranks delete a file when all of them have recorded that they are past it
                 claims.append(_claim_in_place(folder, old, consumer))
-        folder.drop_unfinished_below(number, there)
+        for old, maker in there.making.items():  # no consumer needs those before `number`
+            if old < number:
+                folder.part_path(old, maker).unlink(missing_ok=True)
+                folder.ready_path(old).unlink(missing_ok=True)  # its maker may have been faster
         for marker in (*folder.wanted.iterdir(), *folder.returned.iterdir()):
             marker.unlink(missing_ok=True)
         folder.records.clear()

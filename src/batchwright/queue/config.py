@@ -64,7 +64,6 @@ def _is_tool(name: str, value: Any) -> bool:
 
 def _run_file(file: Path, namespace: dict[str, Any]) -> Fault | None:
     """Run a file. Where it fails, the names that it had set before stay set."""
-    before = sys.modules.get(_MODULE_NAME)
     sys.modules[_MODULE_NAME] = ModuleType(_MODULE_NAME)  # dataclasses look up the module that they are written in
     namespace.update(__name__=_MODULE_NAME, __file__=os.path.abspath(file))
     try:
@@ -72,9 +71,7 @@ def _run_file(file: Path, namespace: dict[str, Any]) -> Fault | None:
     except (Exception, SystemExit) as error:
         return fault_of(error, file)
     finally:
-        del sys.modules[_MODULE_NAME]
-        if before is not None:
-            sys.modules[_MODULE_NAME] = before
+        sys.modules.pop(_MODULE_NAME, None)
     return None
 
 

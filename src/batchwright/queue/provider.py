@@ -12,7 +12,7 @@ import os
 import shlex
 import sys
 import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
@@ -120,17 +120,13 @@ class DataProviderBase:
         self.config[name] = value
         setattr(self, name, value)
 
-    def _take_missing(self, config: Mapping[str, Any], given: Collection[str], named: Collection[str]) -> None:
-        """Take the names of a config that an __init__ did not hand on; it was `given` some, and has parameters for the
-        `named` ones. Attributes that it made of those stay."""
+    def _take_missing(self, config: Mapping[str, Any]) -> None:
+        """Take the names of a config that an __init__ did not hand on. Attributes that it made of them stay."""
         for name, value in config.items():
-            is_default = name in _DEFAULTS and name not in named and getattr(self, name) == _DEFAULTS[name]
-            if name in self.config and not is_default:
-                continue
-            if name in given and name in vars(self) and not is_default:
-                self.config[name] = value
-            else:
+            is_default = name in _DEFAULTS and getattr(self, name) == _DEFAULTS[name]
+            if is_default or not (name in self.config or name in vars(self)):
                 self._take(name, value)
+            self.config.setdefault(name, value)
 
     # Methods that a subclass writes
 

@@ -197,5 +197,5 @@ def _make(kind: type[DataProviderBase], config: SharedConfig) -> DataProviderBas
         what = f"{kind.__qualname__}.__init__ does not call the __init__ of DataProviderBase"
         remedy = "def __init__(self, **settings): super().__init__(**settings), and then your own"
         raise SpecError(what, parameter="__init__", file=file, remedy=remedy)
-    provider._take_missing(config, given, named)
+    provider._take_missing(config)
     return provider

@@ -133,8 +133,7 @@ def _listing(split: SplitFolder) -> Listing:
 
 def _split(split: SplitFolder, members: Mapping[str, Status], meta: Meta | None) -> Status:
     there = _listing(split)
-    waiting = {number: split.ready_path(number) for number in there.ready if number not in there.claimed}
-    ready = [file for number, path in waiting.items() if (file := _look_at(number, path))]
+    ready = [file for number in there.ready if (file := _look_at(number, split.ready_path(number)))]
     claimed = []
     for number, consumer in there.claimed.items():
         path = split.claimed_path(number, consumer)
