@@ -123,12 +123,21 @@ class QueueMember:
         self._left = threading.Event()
         self._last_beat = time.monotonic()
         self._was_silent = False
-        self._descriptor = self._join()
+        self._descriptor = self._join(who)
         _here.add(self)
         seconds = min(lease_seconds / _BEATS_PER_LEASE, _LONGEST_BEAT_SECONDS)
         threading.Thread(target=_beat, args=(weakref.ref(self), self._left, seconds), daemon=True).start()
 
-    def _join(self) -> int:
+    def _join(self, who: Path) -> int:
+        while True:
+            try:
+                return self._join_once()
+            except FileNotFoundError:
+                if not who.is_dir():
+                    raise
+                # Another process that joined just now took the unfinished file for one that a dead process left.
+
+    def _join_once(self) -> int:
         """The file is locked before it has its name: no process finds it without a holder."""
         part = part_name(self.path)
         descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
@@ -291,12 +300,15 @@ class Liveness:
         return now - since <= facts.lease_seconds
 
     def remove_dead(self) -> None:
-        """Remove the files of dead members."""
+        """Remove the files of dead members, and those that they did not finish."""
         for member_id in self.ids():
             if not self.is_alive(member_id):
                 self._moved.pop(member_id, None)
                 with contextlib.suppress(OSError):
                     (self.who / member_id).unlink()
+        for path in self.who.glob(".*.part"):
+            if not self.is_alive(path.name[1:].split(".")[0]):
+                path.unlink(missing_ok=True)
 
     def raise_failure(self, remedy: str) -> None:
         """Raise the error that ended a provider, if one was left."""
