@@ -209,7 +209,7 @@ def test_a_purge_of_nothing_lists_nothing(data, succeeds):
         (["status", "DATA", "--force"], "--force"),
         (["purge", "DATA", "--quarantine"], "--quarantine"),
         (["verify", "DATA", "--split", "train"], "--split"),
-        (["purge", "DATA", "--split", "test"], "this queue has no split 'test'"),
+        (["purge", "DATA", "--split", "test"], "split='test' is not one of 'train'"),
         (["empty", "DATA"], "invalid choice: 'empty'"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

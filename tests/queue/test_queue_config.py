@@ -371,9 +371,7 @@ BAD = {
     "an exception below a function": setting(
         "def f():\n    raise ValueError('a\\nb')\nf()", "ValueError: a b", f"correct {CONFIG}:5", at=f"{CONFIG}:5"
     ),
-    "an exit": setting(
-        "raise SystemExit(3)", "the file ends the program (SystemExit: 3)", f"take the exit out of {CONFIG}:4"
-    ),
+    "an exit": setting("raise SystemExit(3)", "SystemExit: 3", f"take the exit out of {CONFIG}:4"),
     "an endless recursion": setting("def f(): f()\nf()", "RecursionError", f"correct {CONFIG}:4"),
     "a zero byte": Bad(CONFIG, "null bytes", CONFIG, GOOD + "\0"),
     "a dataset's config that fails": Bad(
@@ -473,7 +471,7 @@ BAD = {
     ),
     "a validator that exits": Bad(
         "config/validator.py:2",
-        "validate(config) failed: the file ends the program",
+        "validate(config) failed: SystemExit",
         "take the exit out of config/validator.py:2",
         files={"config/validator.py": "def validate(config):\n    raise SystemExit\n"},
     ),

@@ -29,8 +29,8 @@ from queue_jobs import (
 from batchwright.base.errors import QueueError
 from batchwright.queue.consumer import DatasetConsumer
 from batchwright.queue.folder import QueueFolder
-from batchwright.queue.making import begin, give_up
 from batchwright.queue.members import Liveness, QueueMember
+from batchwright.queue.production import begin, give_up
 from harness import is_running
 from refusals import refused
 

@@ -13,8 +13,8 @@ import pytest
 from batchwright.base.errors import BusyError, QueueError
 from batchwright.queue.claims import Claim, claim_next, give_back, quarantine, rewind
 from batchwright.queue.folder import QueueFolder, SplitFolder, file_name
-from batchwright.queue.making import begin, give_up, publish
 from batchwright.queue.members import Liveness, QueueMember, read_failures
+from batchwright.queue.production import begin, give_up, publish
 from refusals import refused
 
 ROWS = 4
@@ -377,7 +377,7 @@ def test_a_member_is_alive_until_it_leaves_and_dead_when_its_lock_is_gone(queue)
     second.leave()
     assert not liveness.is_alive(second.id)
     assert liveness.ids() == [first.id]  # dead, and not yet buried
-    liveness.remove(first.id)
+    liveness.remove_dead()
     assert liveness.ids() == []
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import os
 import re
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from batchwright.base.errors import SpecError
-from batchwright.base.words import suggest
+from batchwright.base.words import shortened, suggest
 
 __all__ = ["at_least", "local_path", "one_of", "whole_number"]
 
@@ -33,19 +34,19 @@ def at_least(smallest: int, **parameter: Any) -> int:
 
 
 def whole_number(**parameter: Any) -> int:
-    """The one named parameter as an int: 1.5 is not cut to 1.
+    """The one named parameter as an int: 1.5 is not cut to 1, and True is refused.
 
     >>> whole_number(seed=-7)
     -7
     """
     ((name, value),) = parameter.items()
-    try:
-        return operator.index(value)
-    except TypeError:
-        remedy = f"{name}=1, or another int"
-        if isinstance(value, float) and value.is_integer():
-            remedy = f"{name}={int(value)}"
-        raise SpecError(f"{name} must be a whole number, got {value!r}", parameter=name, remedy=remedy) from None
+    with contextlib.suppress(TypeError):
+        if not isinstance(value, bool):
+            return operator.index(value)
+    remedy = f"{name}=1, or another int"
+    if isinstance(value, float) and value.is_integer():
+        remedy = f"{name}={int(value)}"
+    raise SpecError(f"{name} must be a whole number, got {shortened(value)}", parameter=name, remedy=remedy)
 
 
 def local_path(**parameter: Any) -> Path:

@@ -21,7 +21,7 @@ from batchwright.cli.output import add_json, indented, limited, number, print_da
 
 if TYPE_CHECKING:
     from batchwright.queue.purge import Purged
-    from batchwright.queue.verify import Verified
+    from batchwright.queue.status import Verified
 
 __all__ = ["EXAMPLES", "SUMMARY", "add_arguments", "run"]
 
@@ -233,7 +233,7 @@ def _seconds(seconds: float) -> str:
 
 
 def _verify(arguments: argparse.Namespace) -> int:
-    from batchwright.queue.verify import verify_queue
+    from batchwright.queue.status import verify_queue
 
     found = verify_queue(arguments.path, quarantine=arguments.quarantine)
     facts = asdict(found) | {"ok": not found.damaged}

@@ -18,13 +18,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from batchwright.base.errors import BusyError, QueueError
+from batchwright.queue.batch_file import DamagedFile, read_facts
 from batchwright.queue.folder import EXTENSION, Listing, SplitFolder, digits_of, write_number, write_text
 from batchwright.queue.members import QueueMember
-from batchwright.queue.ranks import living_ranks, refuse_after_ranks, refuse_beside_ranks
+from batchwright.queue.ranks import RankProgress, living_ranks, refuse_after_ranks, refuse_beside_ranks
 from batchwright.queue.reading import Position
 
 __all__ = [
-    *("Claim", "beginning", "claim_next", "give_back", "quarantine", "read_rows", "return_claims_of_dead", "rewind"),
+    *("Claim", "beginning", "claim_next", "give_back", "left_off", "quarantine", "read_rows", "return_claims_of_dead"),
+    "rewind",
 ]
 
 _ROWS = struct.Struct("<qq")
@@ -159,17 +161,30 @@ def _claim_in_place(folder: SplitFolder, number: int, consumer: QueueMember) -> 
 
 
 def beginning(folder: SplitFolder) -> Position:
-    """The file that `claim_next` would give, and how many of its rows were used before."""
+    """The place where the next reader begins."""
     with folder.one_at_a_time():
-        after_ranks = folder.records.left_off()
-        if after_ranks is not None:
-            return after_ranks.recorded
-        there = folder.listing()
-        dead = [number for number, holder in there.claimed.items() if not folder.liveness.is_alive(holder)]
-        number = min([*there.again, *dead], default=there.taken)
+        return left_off(folder).recorded
+
+
+def left_off(folder: SplitFolder) -> RankProgress:
+    """The place where ranks continue: after earlier ranks, or in the file that `claim_next` would give. Under the
+    lock."""
+    after_ranks = folder.records.left_off()
+    if after_ranks is not None:
+        return after_ranks
+    there = folder.listing()
+    dead = [number for number, holder in there.claimed.items() if not folder.liveness.is_alive(holder)]
+    for number in sorted([*there.again, *dead]):
+        path, (recorded, handed) = folder.ready_path(number), folder.read_returned(number)
         if number in dead:
-            return Position(number, read_rows(folder.claimed_path(number, there.claimed[number]))[0])
-        return Position(number, folder.read_returned(number)[0])
+            path = folder.claimed_path(number, there.claimed[number])
+            recorded, handed = read_rows(path)
+        with contextlib.suppress(FileNotFoundError, DamagedFile):
+            if recorded and recorded >= read_facts(path).num_rows:
+                continue  # its reader died before it deleted it
+        return RankProgress(Position(number, recorded), Position(number, max(recorded, handed)))
+    start = Position(there.taken, 0)
+    return RankProgress(start, start)
 
 
 def give_back(folder: SplitFolder, claim: Claim) -> None:
@@ -259,7 +274,10 @@ def rewind(folder: SplitFolder, number: int, consumer: QueueMember, *, can_be_ma
                 folder.ready_path(old).unlink(missing_ok=True)
             elif not is_rank:  # ranks delete a file when all of them have recorded that they are past it
                 claims.append(_claim_in_place(folder, old, consumer))
-        folder.drop_unfinished_below(number, there)
+        for old, maker in there.making.items():  # no consumer needs those before `number`
+            if old < number:
+                folder.part_path(old, maker).unlink(missing_ok=True)
+                folder.ready_path(old).unlink(missing_ok=True)  # its maker may have been faster
         for marker in (*folder.wanted.iterdir(), *folder.returned.iterdir()):
             marker.unlink(missing_ok=True)
         folder.records.clear()

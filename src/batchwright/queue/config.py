@@ -16,18 +16,17 @@ import ast
 import difflib
 import os
 import sys
-import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from types import ModuleType
-from typing import Any, NamedTuple, NoReturn, TypeGuard
+from typing import Any, NoReturn, TypeGuard
 
 from batchwright.base.checks import local_path
 from batchwright.base.errors import SpecError
 from batchwright.base.words import counted, listed, shortened, suggest, truncated
 from batchwright.queue.provider import RESERVED
-from batchwright.queue.provider_file import PROVIDER_FILE
+from batchwright.queue.provider_file import PROVIDER_FILE, Fault, fault_of
 from batchwright.queue.settings import SETTINGS, checked_setting
 
 __all__ = ["SharedConfig", "load_config"]
@@ -36,15 +35,6 @@ __all__ = ["SharedConfig", "load_config"]
 
 
 _MODULE_NAME = "batchwright_config"
-
-
-class _Problem(NamedTuple):
-    """One thing that is wrong with a config."""
-
-    what: str
-    at: str
-    """A file and line, or an option of the command line."""
-    remedy: str
 
 
 class _Namespace(dict[str, Any]):
@@ -72,37 +62,17 @@ def _is_tool(name: str, value: Any) -> bool:
     return callable(value) and is_imported and getattr(value, "__name__", None) == name
 
 
-def _run_file(file: Path, namespace: dict[str, Any]) -> _Problem | None:
+def _run_file(file: Path, namespace: dict[str, Any]) -> Fault | None:
     """Run a file. Where it fails, the names that it had set before stay set."""
-    before = sys.modules.get(_MODULE_NAME)
     sys.modules[_MODULE_NAME] = ModuleType(_MODULE_NAME)  # dataclasses look up the module that they are written in
     namespace.update(__name__=_MODULE_NAME, __file__=os.path.abspath(file))
     try:
         exec(compile(file.read_bytes(), str(file), "exec", dont_inherit=True), namespace)
     except (Exception, SystemExit) as error:
-        return _problem_of(error, file)
+        return fault_of(error, file)
     finally:
-        del sys.modules[_MODULE_NAME]
-        if before is not None:
-            sys.modules[_MODULE_NAME] = before
+        sys.modules.pop(_MODULE_NAME, None)
     return None
-
-
-def _problem_of(error: BaseException, file: Path) -> _Problem:
-    """The error of a config file as a problem, with the last line of the file that ran."""
-    frames = traceback.walk_tb(error.__traceback__)
-    lines = [line for frame, line in frames if frame.f_code.co_filename == str(file)]
-    what = f"{type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")
-    if isinstance(error, SyntaxError) and error.filename == str(file):
-        lines = [error.lineno or 1]
-        what = f"{type(error).__name__}: {error.msg}: {(error.text or '').strip()}".removesuffix(": ")
-    at = ":".join(map(str, [file, *lines[-1:]]))
-    remedy = f"correct {at}"
-    if isinstance(error, SystemExit):
-        what, remedy = f"the file ends the program ({what})", f"take the exit out of {at}"
-    elif isinstance(error, ModuleNotFoundError) and error.name:
-        remedy = f"install {error.name.partition('.')[0]}, or put the folder that holds it on PYTHONPATH"
-    return _Problem(what, at, remedy)
 
 
 def _literal_dataset(file: Path) -> str | None:
@@ -240,12 +210,12 @@ class _Loading:
     data: Path
     values: dict[str, Any] = field(default_factory=dict)
     origins: dict[str, str] = field(default_factory=dict)
-    problems: list[_Problem] = field(default_factory=list)
+    problems: list[Fault] = field(default_factory=list)
     has_failed: bool = False
     """A file did not run to its end: it might have set any name that is missing."""
 
     def _add(self, what: str, at: str, remedy: str) -> None:
-        self.problems.append(_Problem(truncated(" ".join(what.split()), _MOST_CHARS), at, remedy))
+        self.problems.append(Fault(truncated(" ".join(what.split()), _MOST_CHARS), at, remedy))
 
     def _at(self, name: str) -> str:
         return self.origins.get(name, str(self.path))
@@ -366,7 +336,7 @@ class _Loading:
             texts = [str(error) or "ValueError"]
         except (Exception, SystemExit) as error:
             if not self.problems:  # otherwise most likely a consequence of those
-                problem = _problem_of(error, file)
+                problem = fault_of(error, file)
                 self.problems.append(problem._replace(what=f"validate(config) failed: {problem.what}"))
             return
         for text in texts:

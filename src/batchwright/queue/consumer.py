@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
-from batchwright.base.checks import local_path, one_of
+from batchwright.base.checks import at_least, local_path, one_of
 from batchwright.base.errors import MissingQueueError, PlanError, QueueError, SpecError
 from batchwright.batches.frameworks import adapter
 from batchwright.queue.claimed_stream import ClaimedStream
@@ -32,7 +32,7 @@ from batchwright.queue.meta import Meta, read_meta
 from batchwright.queue.rank_stream import RankStream
 from batchwright.queue.reading import FileShape, Position
 from batchwright.queue.schema import BatchField, fields_of, is_pair
-from batchwright.queue.settings import count, is_seconds, wrong
+from batchwright.queue.settings import is_seconds, wrong
 from batchwright.queue.streams import BatchStream, SplitReader, Waiter, closed
 from batchwright.queue.unrecorded_streams import InProcessStream, ValidationStream
 from batchwright.typing import Device, Framework
@@ -80,7 +80,7 @@ class DatasetConsumer:
         self._arguments = {name: value for name, value in locals().items() if name != "self"}
         for name, size in (("batch_size", batch_size), ("block_size", block_size), ("target_size", target_size)):
             if size is not None:
-                count(name, size)
+                at_least(1, **{name: size})
         if not isinstance(timeout_seconds, int | float) or not timeout_seconds >= 0:
             raise wrong("timeout_seconds", timeout_seconds, "seconds, at least 0", "60")
         if not is_seconds(lease_seconds):
@@ -485,7 +485,7 @@ def _check_ranks(rank: int | None, world_size: int | None) -> None:
             parameter="rank" if rank is None else "world_size",
             remedy="rank=0, world_size=4; or neither, and each file goes to one of the consumers",
         )
-    if count("rank", rank, 0) >= count("world_size", world_size):
+    if at_least(0, rank=rank) >= at_least(1, world_size=world_size):
         raise wrong("rank", rank, f"a whole number from 0 to {world_size - 1}", "0")
 
 

@@ -255,13 +255,6 @@ class SplitFolder:
     def write_returned(self, number: int, recorded: int, handed: int) -> None:
         write_text(self.returned_path(number), f"{recorded} {handed}\n")
 
-    def drop_unfinished_below(self, number: int, there: Listing) -> None:
-        """Delete files before a number that are being made: no consumer needs them."""
-        for old, maker in there.making.items():
-            if old < number:
-                self.part_path(old, maker).unlink(missing_ok=True)
-                self.ready_path(old).unlink(missing_ok=True)  # its maker may have been faster
-
     def sweep(self) -> None:
         """Remove unfinished files of processes that were killed: under the lock no number is being written."""
         with self.one_at_a_time():

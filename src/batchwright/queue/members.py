@@ -303,15 +303,12 @@ class Liveness:
         """Remove the files of dead members, and those that they did not finish."""
         for member_id in self.ids():
             if not self.is_alive(member_id):
-                self.remove(member_id)
+                self._moved.pop(member_id, None)
+                with contextlib.suppress(OSError):
+                    (self.who / member_id).unlink()
         for path in self.who.glob(".*.part"):
             if not self.is_alive(path.name[1:].split(".")[0]):
                 path.unlink(missing_ok=True)
-
-    def remove(self, member_id: str) -> None:
-        self._moved.pop(member_id, None)
-        with contextlib.suppress(OSError):
-            (self.who / member_id).unlink()
 
     def raise_failure(self, remedy: str) -> None:
         """Raise the error that ended a provider, if one was left."""

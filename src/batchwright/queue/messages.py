@@ -43,12 +43,9 @@ def _in_words(error: OSError, queue: Path) -> BatchwrightError | None:
         )
     if isinstance(error, FileNotFoundError):  # in a folder that was there before
         return deleted(queue)
-    if error.errno == errno.EROFS:
-        what = "the queue cannot be written"
-        remedy = "mount it so that it can be written, or put the dataset elsewhere; nothing was lost"
-    elif isinstance(error, PermissionError):
+    if error.errno == errno.EROFS or isinstance(error, PermissionError):
         what = "this process may no longer read and write the queue"
-        remedy = "give it back its permissions, then run this again: nothing was lost"
+        remedy = "give it permission, or mount the file system for writing; then run this again: nothing was lost"
     elif isinstance(error, NotADirectoryError | FileExistsError):
         what, remedy = "there is a file where the queue has a folder", "move that file away"
     else:

@@ -1,4 +1,4 @@
-"""The production loop of one provider on one queue, until it is stopped."""
+"""The production of files: the loop of a provider, and the steps of a number from taken to published or given up."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -18,22 +18,21 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import NDArray
 
 from batchwright.base.errors import BatchwrightError, QueueError, WorkerError
-from batchwright.base.files import one_at_a_time
+from batchwright.base.files import one_at_a_time, sync_folder
 from batchwright.base.machine import FolderWatch
 from batchwright.base.words import error_in_words
-from batchwright.queue import making
 from batchwright.queue.batch_file import BatchFileWriter, DamagedFile, FileFacts, read_facts
-from batchwright.queue.folder import QueueFolder, SplitFolder
-from batchwright.queue.making import UnfinishedFile
+from batchwright.queue.folder import EXTENSION, Listing, QueueFolder, SplitFolder, write_number
 from batchwright.queue.members import Liveness, QueueMember, place_of
 from batchwright.queue.messages import clear_errors, deleted, file_in_words, is_out_of_space, purge_command
 from batchwright.queue.meta import Meta, read_meta, write_meta
+from batchwright.queue.reading import Position
 from batchwright.queue.stamp import differences
 
 if TYPE_CHECKING:
     from batchwright.queue.provider import DataProviderBase
 
-__all__ = ["produce"]
+__all__ = ["UnfinishedFile", "begin", "give_up", "produce", "publish"]
 
 _LEASE_SECONDS = 30.0
 _AFTER_A_FAILURE = (
@@ -152,10 +151,10 @@ class _Production:
         with contextlib.ExitStack() as locks:
             for split in splits:
                 locks.enter_context(split.one_at_a_time())
-            if any(making.was_read(split) for split in splits):
+            if any(_was_read(split) for split in splits):
                 return False
             for split in splits:
-                making.begin_anew(split)
+                _begin_anew(split)
         return True
 
     # File after file
@@ -193,11 +192,11 @@ class _Production:
             if folder.name != "val" or not self.provider.val_batches:
                 streamed.append(folder)
             elif self._is_due(folder.kept_path):
-                part = making.begin_kept(folder, self.member, self._is_due)
+                part = _begin_kept(folder, self.member, self._is_due)
                 if part is not None:
                     return folder, part
         for folder in sorted(streamed, key=SplitFolder.backlog):
-            part = making.begin(folder, self.member, self.provider.max_backlog_files)
+            part = begin(folder, self.member, self.provider.max_backlog_files)
             if part is not None:
                 return folder, part
         return None
@@ -229,13 +228,13 @@ class _Production:
         began = time.perf_counter()
         try:
             if not self._write(folder, part):
-                making.give_up(folder, part)
+                give_up(folder, part)
                 self.at = None, None
                 return False
-            is_published = making.publish(folder, part, durable=self.provider.durable)
+            is_published = publish(folder, part, durable=self.provider.durable)
         except BaseException:
             with contextlib.suppress(OSError, QueueError):  # the first error is more helpful
-                making.give_up(folder, part)
+                give_up(folder, part)
             raise
         self.is_full = False
         self.at = None, None
@@ -343,3 +342,109 @@ def _ended_by_signals(provider: DataProviderBase) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+# A number: taken, then published or given up
+
+
+@dataclass(frozen=True, slots=True)
+class UnfinishedFile:
+    """A number that a provider makes, and the file that it writes."""
+
+    number: int | None
+    """None for the kept batches."""
+    path: Path
+    """It is made once, when the number is taken. A file that is gone belongs to nobody, and is not made again."""
+
+
+def begin(folder: SplitFolder, provider: QueueMember, max_backlog_files: int) -> UnfinishedFile | None:
+    """Take the number of a file to make. None if no file is needed now."""
+    with folder.one_at_a_time():
+        there = folder.listing()
+        abandoned = {number for number, maker in there.making.items() if not folder.lives(maker, provider)}
+        for number in sorted({*there.wanted, *abandoned}):
+            is_made = number in there.making and number not in abandoned
+            if is_made or number in there.ready or number in there.claimed:
+                folder.forget_wanted(number)
+            elif number > there.next:  # all before it come first
+                continue
+            elif number not in abandoned or _take_over(folder, number, there.making[number]):
+                return _begin(folder, number, provider, there)
+        if sum(number < there.next for number in there.ready) >= max_backlog_files:
+            return None
+        return _begin(folder, there.next, provider, there)
+
+
+def _begin(folder: SplitFolder, number: int, provider: QueueMember, there: Listing) -> UnfinishedFile:
+    part = folder.part_path(number, provider.id)
+    part.touch()
+    try:
+        if number >= there.next:
+            write_number(folder.path / "next", number + 1)
+    except OSError:  # a full disk: the number must not seem to be made here
+        part.unlink(missing_ok=True)
+        raise
+    folder.forget_wanted(number)
+    return UnfinishedFile(number, part)
+
+
+def _take_over(folder: SplitFolder, number: int, maker: str) -> bool:
+    """Throw away the unfinished file of a dead provider. False if it was not dead, and has just finished."""
+    folder.want(number)  # or a kill right here would lose it
+    try:
+        folder.part_path(number, maker).unlink()
+    except FileNotFoundError:
+        folder.forget_wanted(number)
+        return False
+    return True
+
+
+def _begin_kept(folder: SplitFolder, provider: QueueMember, is_due: Callable[[Path], bool]) -> UnfinishedFile | None:
+    """Like `begin`, for the kept batches, if they are due and no other provider makes them."""
+    with folder.one_at_a_time():
+        if not is_due(folder.kept_path):
+            return None
+        for maker in folder.makers_of_kept():
+            if maker != provider.id and folder.liveness.is_alive(maker):
+                return None
+            folder.part_path(None, maker).unlink(missing_ok=True)
+        part = folder.part_path(None, provider.id)
+        part.touch()
+        return UnfinishedFile(None, part)
+
+
+def publish(folder: SplitFolder, part: UnfinishedFile, *, durable: bool = False) -> bool:
+    """Give a finished file its name. False if it is no longer needed: its maker seemed dead, or a reader went back
+    to before it."""
+    try:
+        os.rename(part.path, folder.ready_path(part.number))
+    except FileNotFoundError:
+        if not folder.path.is_dir():
+            raise deleted(folder.queue.path) from None
+        return False
+    if durable:
+        sync_folder(folder.path)
+    return True
+
+
+def give_up(folder: SplitFolder, part: UnfinishedFile) -> None:
+    """Leave a number that was begun to another provider."""
+    with folder.one_at_a_time():
+        if part.number is not None and part.path.exists():
+            folder.want(part.number)  # first: a kill between the two must not lose it
+        part.path.unlink(missing_ok=True)
+
+
+def _was_read(folder: SplitFolder) -> bool:
+    """Whether a batch was handed out, as far as it was recorded."""
+    there, of_ranks = folder.listing(), folder.records.left_off()
+    if of_ranks is not None and of_ranks.handed > Position(0, 0):
+        return True
+    return bool(there.taken or there.claimed or there.returned or folder.kept_seen_path.exists())
+
+
+def _begin_anew(folder: SplitFolder) -> None:
+    """Throw away all files. The first file is made next. For a split that was never read."""
+    for path in [*folder.path.glob(f"*{EXTENSION}"), *folder.path.glob(".*.part"), *folder.wanted.iterdir()]:
+        path.unlink(missing_ok=True)
+    (folder.path / "next").unlink(missing_ok=True)

@@ -12,14 +12,14 @@ import os
 import shlex
 import sys
 import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
-from batchwright.base.checks import local_path
+from batchwright.base.checks import at_least, local_path
 from batchwright.base.errors import SpecError
 from batchwright.base.fingerprint import fingerprint_file
 from batchwright.base.machine import FolderWatch
@@ -30,7 +30,7 @@ from batchwright.queue.messages import file_in_words
 from batchwright.queue.meta import Meta, check_meta
 from batchwright.queue.production import produce
 from batchwright.queue.schema import BatchField, checked, fields_of
-from batchwright.queue.settings import checked_setting, count, wrong
+from batchwright.queue.settings import checked_setting, wrong
 from batchwright.queue.stamp import stamp_of
 
 __all__ = ["RESERVED", "DataProviderBase"]
@@ -120,17 +120,13 @@ class DataProviderBase:
         self.config[name] = value
         setattr(self, name, value)
 
-    def _take_missing(self, config: Mapping[str, Any], given: Collection[str], named: Collection[str]) -> None:
-        """Take the names of a config that an __init__ did not hand on; it was `given` some, and has parameters for the
-        `named` ones. Attributes that it made of those stay."""
+    def _take_missing(self, config: Mapping[str, Any]) -> None:
+        """Take the names of a config that an __init__ did not hand on. Attributes that it made of them stay."""
         for name, value in config.items():
-            is_default = name in _DEFAULTS and name not in named and getattr(self, name) == _DEFAULTS[name]
-            if name in self.config and not is_default:
-                continue
-            if name in given and name in vars(self) and not is_default:
-                self.config[name] = value
-            else:
+            is_default = name in _DEFAULTS and getattr(self, name) == _DEFAULTS[name]
+            if is_default or not (name in self.config or name in vars(self)):
                 self._take(name, value)
+            self.config.setdefault(name, value)
 
     # Methods that a subclass writes
 
@@ -232,7 +228,7 @@ class DataProviderBase:
         if names not in _SPLITS:
             raise wrong("splits", splits, "a tuple of 'train' and 'val', or of one of them", '("train",)')
         if max_files is not None:
-            count("max_files", max_files, 0)
+            at_least(0, max_files=max_files)
         try:
             if self._stopping.is_set():
                 return 0

@@ -14,16 +14,16 @@ import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 from batchwright.base.errors import BatchwrightError, SpecError
-from batchwright.base.words import listed, shortened
+from batchwright.base.words import listed
 from batchwright.queue.provider import DataProviderBase
 
 if TYPE_CHECKING:
     from batchwright.queue.config import SharedConfig
 
-__all__ = ["PROVIDER_FILE", "open_provider"]
+__all__ = ["PROVIDER_FILE", "Fault", "fault_of", "open_provider"]
 
 PROVIDER_FILE = "prepare_streaming.py"
 _MODULE_NAME = "prepare_streaming_of_"
@@ -104,30 +104,45 @@ def _is_constant(value: ast.expr | None) -> bool:
     return value is not None and all(isinstance(node, _OF_CONSTANTS) for node in ast.walk(value))
 
 
-def _failed(error: BaseException, file: Path, when: str) -> SpecError:
-    """The error of a provider's own code, with its place in the data folder."""
-    folder = file.parent.resolve()
-    frames = traceback.extract_tb(error.__traceback__)
-    places = [(frame.filename, frame.lineno) for frame in frames if Path(frame.filename).is_relative_to(folder)]
-    if isinstance(error, SyntaxError) and error.lineno is not None:
-        places.append((str(error.filename), error.lineno))
-    at = str(file)
-    if places:
-        name, line = places[-1]
-        at = f"{file.parent / Path(name).relative_to(folder)}:{line}"
-    said, remedy = str(error), "correct the file; nothing was made"
+class Fault(NamedTuple):
+    """One thing that is wrong with a config or with a provider's file."""
+
+    what: str
+    at: str
+    """A file and line, or an option of the command line."""
+    remedy: str
+
+
+def fault_of(error: BaseException, file: Path, when: str = "") -> Fault:
+    """The error of a user's file. Its place is the last line that ran in the folder of the file."""
+    folder, at = file.parent.resolve(), str(file)
+    places = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    if isinstance(error, SyntaxError):
+        places.append((str(error.filename), error.lineno or 1))
+    for name, line in places:
+        if name == str(file) or Path(name).is_relative_to(folder):
+            at = f"{name.replace(str(folder), str(file.parent), 1)}:{line}"
+    said, remedy = " ".join(str(error).split()), f"correct {at}"
     match error:
         case BatchwrightError():
             said, remedy = error.headline, error.remedy or remedy
         case SyntaxError():
-            said, remedy = error.msg, f"python -m py_compile {file} shows the same"
+            said = f"{error.msg}: {(error.text or '').strip()}"
+        case SystemExit():
+            remedy = f"take the exit out of {at}"
         case ModuleNotFoundError(name=str(name)):
-            remedy = f"pip install {name.partition('.')[0]}, or a file {name}.py beside {file}"
+            remedy = f"pip install {name.partition('.')[0]}, or put the folder that has it on PYTHONPATH"
         case ImportError() if "relative import" in said:
             remedy = "import it without the dots: a file beside this one is found by its plain name"
         case NameError(name=str(name)):
-            remedy = f"set {name} in the config, or in {file}"
-    return SpecError(f"{at}: {type(error).__name__} {when}: {said}".rstrip(": "), file=file, remedy=remedy)
+            remedy = f"correct {at}, or set {name} in the config"
+    kind = f"{type(error).__name__} {when}".strip()
+    return Fault(f"{kind}: {said}".rstrip(": "), at, remedy)
+
+
+def _failed(error: BaseException, file: Path, when: str) -> SpecError:
+    fault = fault_of(error, file, when)
+    return SpecError(f"{fault.at}: {fault.what}", file=file, remedy=fault.remedy)
 
 
 # The class
@@ -136,21 +151,15 @@ def _failed(error: BaseException, file: Path, when: str) -> SpecError:
 def _provider_class(module: ModuleType) -> type[DataProviderBase]:
     """The symbol `Provider`, or else the only subclass of DataProviderBase that the module defines."""
     kinds = {name: value for name, value in vars(module).items() if _is_provider(value)}
+    own = {value.__qualname__: value for value in kinds.values() if value.__module__ == module.__name__}
     if "Provider" in kinds:
         return kinds["Provider"]
-    own = {value.__qualname__: value for value in kinds.values() if value.__module__ == module.__name__}
     if len(own) == 1 and "Provider" not in vars(module):
         return next(iter(own.values()))
     file = Path(str(module.__file__))
-    name = f"{file.parent.name}/{file.name}"
-    headline = f"no subclass of DataProviderBase in {name}"
-    if "Provider" in vars(module):
-        headline = f"Provider in {name} is no subclass of DataProviderBase: {shortened(vars(module)['Provider'])}"
-    elif own:
-        headline = f"several subclasses of DataProviderBase in {name}: which one is meant?"
     imported = [f"{one} (imported from {kind.__module__})" for one, kind in kinds.items() if one not in own]
     raise SpecError(
-        headline,
+        f"{file.parent.name}/{file.name} needs one subclass of DataProviderBase, or one with the name Provider",
         file=file,
         found=listed([*own, *imported]) or "no subclass of DataProviderBase",
         remedy=f"Provider = {next(iter(kinds), 'YourSubclass')} at its end, for a class YourSubclass(DataProviderBase)",
@@ -188,5 +197,5 @@ def _make(kind: type[DataProviderBase], config: SharedConfig) -> DataProviderBas
         what = f"{kind.__qualname__}.__init__ does not call the __init__ of DataProviderBase"
         remedy = "def __init__(self, **settings): super().__init__(**settings), and then your own"
         raise SpecError(what, parameter="__init__", file=file, remedy=remedy)
-    provider._take_missing(config, given, named)
+    provider._take_missing(config)
     return provider

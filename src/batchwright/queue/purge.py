@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from batchwright.base.errors import BusyError, QueueError, SpecError
+from batchwright.base.checks import one_of
+from batchwright.base.errors import BusyError, QueueError
 from batchwright.base.files import one_at_a_time
 from batchwright.base.words import counted
 from batchwright.queue.folder import QueueFolder
@@ -63,15 +64,9 @@ def purge(path: str | os.PathLike[str], split: str | None = None, *, force: bool
     """
     queue = find_queue(path)
     splits = names_of_splits(queue)
-    if split is not None and split not in splits:
-        raise SpecError(
-            f"this queue has no split {split!r}",
-            parameter="split",
-            folder=queue.path,
-            splits=", ".join(splits) or "none",
-            remedy=f"--split {splits[0]}" if splits else "leave out --split",
-        )
-    chosen = [split] if split is not None else splits
+    chosen = splits
+    if split is not None:
+        chosen = [one_of(splits or ["train"], split=split)]
     done = Purged(queue.path)
     # A process that comes now waits for this lock, or finds that the queue is gone.
     with contextlib.nullcontext() if force else one_at_a_time(queue.path):

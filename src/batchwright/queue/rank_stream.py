@@ -13,10 +13,10 @@ from functools import partial
 from pathlib import Path
 
 from batchwright.base.errors import BusyError
-from batchwright.queue.claims import beginning, return_claims_of_dead, rewind
+from batchwright.queue.claims import beginning, left_off, return_claims_of_dead, rewind
 from batchwright.queue.folder import write_number
 from batchwright.queue.members import Membership
-from batchwright.queue.ranks import RankProgress, left_off, living_ranks, names_of_ranks
+from batchwright.queue.ranks import RankProgress, living_ranks, names_of_ranks
 from batchwright.queue.reading import Arrays, FileShape, LoadedFile, Position, joined
 from batchwright.queue.streams import RecordedStream, SplitReader, check_shape
 
@@ -169,19 +169,20 @@ class RankStream(RecordedStream):
         with folder.one_at_a_time():
             self._refuse_others()
             return_claims_of_dead(folder, folder.listing(), me)
-            began = records.began()[0]
-            joined_before = [facts.id for facts in living_ranks(folder, me)]
+            others = [facts.id for facts in living_ranks(folder, me)]
             comes_back = position is None and self._at is not None and self._is_my_record()
             progress: RankProgress | None = None
             if position is not None:
                 progress = RankProgress(position, position)
             elif comes_back:
                 progress = self._written
-            if joined_before or comes_back:
-                progress = progress or records.of_rank(self._rank, self._world_size) or self._left_off()
-                records.write_began(began or progress, [*joined_before, me.id])
+            elif others:
+                progress = records.of_rank(self._rank, self._world_size)
+            progress = progress or left_off(folder)
+            if others or comes_back:
+                records.write_began(records.began()[0] or progress, [*others, me.id])
             else:
-                progress = self._begin_run(progress or self._left_off())
+                progress = self._begin_run(progress)
             path = records.path(self._rank, self._world_size)
             self._record = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             self._write(progress)
@@ -216,10 +217,6 @@ class RankStream(RecordedStream):
                 process=", ".join(single) or names_of_ranks(wrong),
                 remedy="all readers have another rank= of the same world_size=; stop the others",
             )
-
-    def _left_off(self) -> RankProgress:
-        """The place of earlier ranks, or of single consumers."""
-        return self.folder.records.left_off() or left_off(self.folder)
 
     # Recording
 

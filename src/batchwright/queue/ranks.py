@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from batchwright.base.errors import BusyError, QueueError
-from batchwright.queue.batch_file import DamagedFile, read_facts
 from batchwright.queue.members import MemberFacts, QueueMember
 from batchwright.queue.reading import Position
 
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 __all__ = [
     "RankProgress",
     "RankRecords",
-    "left_off",
     "living_ranks",
     "names_of_ranks",
     "refuse_after_ranks",
@@ -176,24 +174,3 @@ def refuse_after_ranks(folder: SplitFolder, consumer: QueueMember) -> None:
             remedy="rank=0, world_size=1 goes on where the slowest of them was; so does load_state_dict of their state",
         )
     folder.records.clear()
-
-
-def left_off(folder: SplitFolder) -> RankProgress:
-    """The place where ranks continue after single consumers, without claimed files, and the end of rows handed out."""
-    there = folder.listing()
-    again = there.again
-    while again and _is_used_up(folder, again[0]):  # its reader may have died before it deleted it
-        del again[0]
-    first = min(again, default=there.taken)
-    gone = [number for number in range(first, there.taken) if number not in again]  # read by faster consumers
-    handed = [Position(number, folder.read_returned(number)[1]) for number in there.returned]
-    recorded_at = Position(first, folder.read_returned(first)[0])
-    return RankProgress(recorded_at, max([recorded_at, *handed, *(Position(number + 1, 0) for number in gone)]))
-
-
-def _is_used_up(folder: SplitFolder, number: int) -> bool:
-    recorded = folder.read_returned(number)[0]
-    try:
-        return recorded > 0 and recorded >= read_facts(folder.ready_path(number)).num_rows
-    except (FileNotFoundError, DamagedFile):
-        return False

@@ -8,7 +8,7 @@ from batchwright.base.checks import at_least
 from batchwright.base.errors import SpecError
 from batchwright.base.words import shortened
 
-__all__ = ["SETTINGS", "checked_setting", "count", "is_seconds", "wrong"]
+__all__ = ["SETTINGS", "checked_setting", "is_seconds", "wrong"]
 
 _SMALLEST = {
     "batch_size": 1,
@@ -24,13 +24,6 @@ _FLAGS = ("verbose", "durable", "reproducible")
 SETTINGS = (*_SMALLEST, *_FLAGS, "sleep_seconds", "rng_framework")
 
 
-def count(name: str, value: Any, smallest: int = 1) -> int:
-    """A whole number of at least `smallest`. True is none."""
-    if isinstance(value, bool):
-        raise wrong(name, value, "a whole number", str(max(smallest, 1)))
-    return at_least(smallest, **{name: value})
-
-
 def checked_setting(name: str, value: Any) -> Any:
     """The value of a setting, if it may have that one. Settings of the user's own may have any.
 
@@ -40,7 +33,7 @@ def checked_setting(name: str, value: Any) -> Any:
     if name in _MAY_BE_NONE and value is None:
         return None
     if name in _SMALLEST:
-        return count(name, value, _SMALLEST[name])
+        return at_least(_SMALLEST[name], **{name: value})
     if name in _FLAGS and not isinstance(value, bool):
         raise wrong(name, value, "True or False", str(bool(value)))
     if name == "sleep_seconds" and not is_seconds(value):

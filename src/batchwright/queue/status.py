@@ -1,28 +1,35 @@
-"""The status of a queue, read from outside, without locks or changes."""
+"""A queue seen from outside, without locks: its status, and the verification of its files."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
+import re
 import shlex
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from batchwright.base.checks import local_path
-from batchwright.base.errors import MissingQueueError, QueueError
+from batchwright.base.errors import MissingQueueError, QueueError, SpecError
 from batchwright.base.machine import boot_id
-from batchwright.queue.batch_file import DamagedFile, read_facts
+from batchwright.base.memory import BlockPool
+from batchwright.queue.batch_file import DamagedFile, FileFacts, pooled, read_batches, read_facts
+from batchwright.queue.claims import quarantine as quarantine_file
 from batchwright.queue.claims import read_rows
 from batchwright.queue.folder import EXTENSION, Listing, QueueFolder, SplitFolder
 from batchwright.queue.members import Activity, Liveness, MemberFacts, read_failures
 from batchwright.queue.meta import Meta, read_meta
+from batchwright.queue.schema import BatchField, fields_of
 
-__all__ = ["find_queue", "listing_of", "names_of_splits", "production_rate", "queue_status"]
+__all__ = [
+    *("FileDamage", "Verified", "find_queue", "names_of_splits", "production_rate", "queue_status", "verify_queue"),
+]
 
 _BEAT_IS_DUE_SECONDS = 3.0
 """A living member has incremented its counter in this time, or, with a short lease, in half of that."""
@@ -35,21 +42,14 @@ def find_queue(path: str | os.PathLike[str]) -> QueueFolder:
     given = local_path(path=path)
     inside = given / "queue"
     for folder in (inside, given):
-        if _is_queue(folder):
+        if (folder / "control").is_dir() and (folder / "who").is_dir():  # meta.json may be lost or damaged
             return QueueFolder(folder)
-    if inside.is_dir():
+    if inside.exists():
         raise QueueError(
-            "this folder is not a queue: it has no meta.json, and nothing else of one",
+            "this is not a queue: it does not have the folders control and who",
             folder=inside,
-            remedy="look for a mistake in the path",
+            remedy="data/<dataset> as PATH; if that is the path, move away what is in the place of its queue",
         )
-    for file in (given, inside):
-        if file.exists() and not file.is_dir():
-            raise QueueError(
-                "this is a file, and a queue is a folder",
-                file=file,
-                remedy="data/<dataset> as PATH; a file in the place of the queue must be moved away",
-            )
     raise MissingQueueError(
         "Queue directory not found",
         folder=inside,
@@ -57,22 +57,10 @@ def find_queue(path: str | os.PathLike[str]) -> QueueFolder:
     )
 
 
-def _is_queue(folder: Path) -> bool:
-    """It is known by its meta, or, if that is lost or damaged, by the folders that only a queue has."""
-    if all((folder / name).is_dir() for name in ("control", "who")):
-        return True
-    try:
-        return isinstance(json.loads((folder / "meta.json").read_bytes())["batchwright"]["made_from"], dict)
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
-
-
 def names_of_splits(queue: QueueFolder) -> list[str]:
     """Splits that the queue has, train first."""
-    names = {name for name in ("train", "val") if (queue.path / name).is_dir()}
-    with contextlib.suppress(FileNotFoundError):
-        names |= {entry.name for entry in os.scandir(queue.path / "control") if entry.is_dir(follow_symlinks=False)}
-    return sorted(names, key=lambda name: (name != "train", name))
+    folders = (queue.path, queue.path / "control")
+    return [name for name in ("train", "val") if any((folder / name).is_dir() for folder in folders)]
 
 
 def queue_status(path: str | os.PathLike[str], look_seconds: float = 0.3) -> Status:
@@ -131,7 +119,7 @@ def _look_at(number: int | None, path: Path) -> Status | None:
     }
 
 
-def listing_of(split: SplitFolder) -> Listing:
+def _listing(split: SplitFolder) -> Listing:
     try:
         return split.listing()
     except FileNotFoundError as error:
@@ -144,9 +132,8 @@ def listing_of(split: SplitFolder) -> Listing:
 
 
 def _split(split: SplitFolder, members: Mapping[str, Status], meta: Meta | None) -> Status:
-    there = listing_of(split)
-    waiting = {number: split.ready_path(number) for number in there.ready if number not in there.claimed}
-    ready = [file for number, path in waiting.items() if (file := _look_at(number, path))]
+    there = _listing(split)
+    ready = [file for number in there.ready if (file := _look_at(number, split.ready_path(number)))]
     claimed = []
     for number, consumer in there.claimed.items():
         path = split.claimed_path(number, consumer)
@@ -211,7 +198,7 @@ def production_rate(made: list[tuple[int, float]]) -> float | None:
 
 def _rows_read(split: SplitFolder) -> tuple[int, int] | None:
     """(rows of all files that were handed out, rows of a file); None if no file is claimed."""
-    there = listing_of(split)
+    there = _listing(split)
     missing, rows_of_file = 0, 0
     for number, consumer in there.claimed.items():
         path = split.claimed_path(number, consumer)
@@ -315,3 +302,107 @@ def _quarantine(queue: QueueFolder) -> list[Status]:
         with contextlib.suppress(OSError):
             found.append({"file": path.name, "num_bytes": path.stat().st_size, **report})
     return found
+
+
+# Verification: every byte of each file against its checksums, its name and the queue's meta
+
+
+@dataclass(frozen=True, slots=True)
+class FileDamage:
+    file: Path
+    what: str
+    moved_to: Path | None = None
+    """The path where the file was put aside, so that a provider makes it again."""
+
+
+@dataclass
+class Verified:
+    """The files that were read, and those that are damaged."""
+
+    queue: Path
+    num_files: int = 0
+    num_bytes: int = 0
+    num_gone: int = 0
+    """Read and deleted by a consumer, or claimed, while this looked."""
+    damaged: list[FileDamage] = field(default_factory=list)
+
+
+def verify_queue(path: str | os.PathLike[str], *, quarantine: bool = False) -> Verified:
+    """Check all files that wait, are claimed or kept. Others may work on the queue meanwhile.
+
+    `quarantine`: damaged files that wait are put aside, and requested again. One that a consumer has is left to it.
+    """
+    queue = find_queue(path)
+    found = Verified(queue.path)
+    meta, fields = _meta_of(queue, found)
+    memory = pooled(BlockPool())
+    liveness = Liveness(queue.who)
+    for split in (queue.split(name, liveness) for name in names_of_splits(queue)):
+        _check_counters(split, found)
+        for number, file, is_claimed in _files_of(split):
+            try:
+                status = file.stat()
+                facts = read_batches(file, memory)[0]
+            except FileNotFoundError:
+                found.num_gone += 1
+                continue
+            except DamagedFile as error:
+                what: str | None = error.reason
+            except PermissionError as error:
+                found.damaged.append(FileDamage(file, f"it may not be read: {error.strerror}"))
+                continue
+            else:
+                what = _mismatch(facts, split.name, number, meta, fields)
+                found.num_files += 1
+                found.num_bytes += status.st_size
+            if what is not None:
+                moved_to = None
+                if quarantine and not is_claimed:
+                    moved_to = quarantine_file(split, number, what, file, status.st_ino)
+                found.damaged.append(FileDamage(file, what, moved_to))
+    return found
+
+
+def _meta_of(queue: QueueFolder, found: Verified) -> tuple[Meta | None, tuple[BatchField, ...] | None]:
+    """Read the meta of the queue. Faults in it are reported like any other damage."""
+    try:
+        meta = read_meta(queue.meta)
+        fields = None if meta is None else fields_of(meta.said)
+    except (QueueError, SpecError) as error:
+        found.damaged.append(FileDamage(queue.meta, error.headline))
+        return None, None
+    if meta is None:
+        found.damaged.append(FileDamage(queue.meta, "it is not there"))
+    return meta, fields
+
+
+def _check_counters(split: SplitFolder, found: Verified) -> None:
+    for file in (split.path / "next", split.control / "taken"):
+        with contextlib.suppress(FileNotFoundError):
+            if not re.fullmatch(rb"[0-9]+\s*", file.read_bytes()):
+                found.damaged.append(FileDamage(file, "it does not hold a number"))
+
+
+def _files_of(split: SplitFolder) -> Iterator[tuple[int | None, Path, bool]]:
+    """Yield (number, file, whether a consumer has it) of a split's files. The number of the kept batches is None."""
+    there = _listing(split)
+    if split.kept_path.exists():
+        yield None, split.kept_path, False
+    for number in there.ready:
+        yield number, split.ready_path(number), False
+    for number, consumer in sorted(there.claimed.items()):
+        yield number, split.claimed_path(number, consumer), True
+
+
+def _mismatch(
+    facts: FileFacts, split: str, number: int | None, meta: Meta | None, fields: tuple[BatchField, ...] | None
+) -> str | None:
+    """The reason why an undamaged file does not belong in its place."""
+    reason = facts.under_another_name(split, number)
+    if reason is not None or meta is None:
+        return reason
+    if facts.stamp != meta.fingerprint:
+        return f"it was made from something else than meta.json says ({facts.stamp}, not {meta.fingerprint})"
+    if facts.fields != fields:
+        return "its fields are not those of meta.json"
+    return None

@@ -102,9 +102,12 @@ class InProcessStream(BatchStream):
         self._kept: list[Arrays] = []
         self._row = 0
         """The number of rows before the next one, over all ranks and files."""
-        self._making: tuple[int, Iterator[Arrays]] | None = None
-        self._made: tuple[int, int, Arrays] | None = None
-        """File, number in it, and batch that was made last."""
+        self._file: int | None = None
+        """The file that is being made."""
+        self._making: Iterator[Arrays] = iter(())
+        self._num_made = 0
+        self._last: Arrays = []
+        """The batch of that file that was made last."""
 
     def peek(self, num_rows: int | None) -> tuple[Arrays, int]:
         size = num_rows or self.provider.batch_size
@@ -133,19 +136,15 @@ class InProcessStream(BatchStream):
             if not self._kept:
                 self._kept = [_copied(batch) for batch in self.provider.batches(self.split, 0)]
             return self._kept[index]
-        made = self._made
-        if made is not None and made[:2] == (file, index):
-            return made[2]
-        if self._making is None or made is None or made[0] != file or made[1] > index:
-            self._making, made = (file, self.provider.batches(self.split, file)), None
+        if self._file != file or self._num_made > index + 1:
+            self._making, self._num_made = self.provider.batches(self.split, file), 0
             self.counts.files += 1
-        number = -1 if made is None else made[1]
-        self._made = None  # if sample_batch raises, the next call begins the file again
-        while number < index:
-            batch = _copied(next(self._making[1]))
-            number += 1
-        self._made = file, index, batch
-        return batch
+        self._file = None  # if sample_batch raises, the next call begins the file again
+        while self._num_made <= index:
+            self._last = _copied(next(self._making))
+            self._num_made += 1
+        self._file = file
+        return self._last
 
     def begin_again(self) -> None:
         """The next evaluation begins with the first kept batch."""
@@ -161,7 +160,7 @@ class InProcessStream(BatchStream):
             self._row = position.file * self._rows_per_file + position.row
 
     def drop(self) -> None:
-        self._making = self._made = None
+        self._file, self._making, self._last = None, iter(()), []
 
 
 def _copied(batch: Arrays) -> Arrays:
