@@ -332,7 +332,7 @@ def _shard_names(directory: str, where: dict[str, Any]) -> dict[int, list[str]]:
     """Sorted names of the files in a directory that end as a shard's does, by number."""
     try:
         with os.scandir(directory) as entries:
-            is_folder = {entry.name: entry.is_dir() for entry in entries}
+            there = sorted(entry.name + "/" * entry.is_dir() for entry in entries)
     except OSError as error:
         raise SourceError(
             "this directory of shards cannot be listed",
@@ -340,17 +340,17 @@ def _shard_names(directory: str, where: dict[str, Any]) -> dict[int, list[str]]:
             reason=os.strerror(error.errno or 0),
             remedy="the directory that has files such as shard_0000.npz, listable by this user",
         ) from None
-    visible = sorted(name for name in is_folder if not name.startswith("."))
-    names = [name for name in visible if not is_folder[name] and extension_of(name)]
+    visible = [name for name in there if not name.startswith(".")]
+    names = [name for name in visible if extension_of(name)]  # not a folder, which ends with a slash
     if not names:
         raise SourceError(
             "no shard is in this directory",
             **where,
-            found=listed([name + "/" * is_folder[name] for name in visible]) or "it is empty",
+            found=listed(visible) or "it is empty",
             shards_are="*" + ", *".join(EXTENSIONS),
             remedy="the directory that has the shards themselves, or 'none' as its range",
         )
-    log.debug("%s: %d shards; %d other entries are ignored", directory, len(names), len(is_folder) - len(names))
+    log.debug("%s: %d shards; %d other entries are ignored", directory, len(names), len(there) - len(names))
     by_number: dict[int, list[str]] = {}
     for name in names:
         number = number_of(name)

@@ -40,10 +40,10 @@ class ShardSet:
         self,
         files: Sequence[ShardFile],
         *,
-        allow_pickle: bool = False,
-        columns: Sequence[str] | None = None,
-        most_rows: int | None = None,
-        budget: int | None = None,
+        allow_pickle: bool,
+        columns: Sequence[str] | None,
+        most_rows: int | None,
+        budget: int,
     ) -> None:
         """`most_rows`: the sequence ends there. `budget`: bytes that decoding a shard may take."""
         self.files: list[ShardFile] = list(files)

@@ -136,17 +136,24 @@ class Advantages:
         steps = rewards
         if is_per_row:
             steps = token_rewards(rollouts)
+        return Estimate(rewards, *self._advantages_and_returns(method, rollouts, steps))
+
+    def _advantages_and_returns(
+        self, method: str, rollouts: Rollouts, steps: NDArray[np.float32]
+    ) -> tuple[NDArray[np.float32], ...]:
+        """By the reward of each token."""
         if method == "gae":
             assert rollouts.values is not None
             gae = partial(self.conventions.gae, gamma=self._gamma, lam=self._lam)
-            return Estimate(rewards, *_over_time(rollouts, gae, steps, rollouts.values))
+            return _over_time(rollouts, gae, steps, rollouts.values)
+        assert rollouts.reward is not None
         total = rollouts.reward
         if self.kl_coef:
-            total = np.add.reduceat(rewards.astype(np.float64), rollouts.starts[:-1])
+            total = np.add.reduceat(steps.astype(np.float64), rollouts.starts[:-1])
         # Row by row: no row sees how large the rewards of others are.
         discounted = partial(self.conventions.discounted, gamma=self._gamma)
         (returns,) = _over_time(rollouts, lambda r, mask: (discounted(r, mask),), steps)
-        return Estimate(rewards, self._worth(method, total, rollouts.group), returns)
+        return self._worth(method, total, rollouts.group), returns
 
     def _worth(self, method: str, total: NDArray[np.float64], group: NDArray[np.int64] | None) -> NDArray[np.float32]:
         """The advantage of each row."""

@@ -311,12 +311,7 @@ class _Reading:
     def _groups(self, group_size: int | None) -> tuple[NDArray[np.int64] | None, tuple[Any, ...]]:
         column = self._column("group")
         if column is None:
-            if group_size is not None:
-                name = self.names["group"]
-                remedy = self._offered("group") or f"{name!r} in every row: a number or a name"
-                raise SpecError(
-                    f"group_size={group_size}, and no row has a {name!r}", parameter="group_size", remedy=remedy
-                )
+            self._refuse_no_groups(group_size)
             return None, ()
         if is_arrow(column):
             values = column.to_pylist()
@@ -335,6 +330,14 @@ class _Reading:
         if group_size is not None:
             self._check_sizes(group, tuple(numbers), group_size)
         return group, tuple(numbers)
+
+    def _refuse_no_groups(self, group_size: int | None) -> None:
+        if group_size is not None:
+            name = self.names["group"]
+            remedy = self._offered("group") or f"{name!r} in every row: a number or a name"
+            raise SpecError(
+                f"group_size={group_size}, and no row has a {name!r}", parameter="group_size", remedy=remedy
+            )
 
     def _check_sizes(self, group: NDArray[np.int64], names: tuple[Any, ...], group_size: int) -> None:
         wrong = np.flatnonzero(np.bincount(group) != group_size)
