@@ -317,11 +317,8 @@ class StreamingMixedShardDataset:
     def _checked_batch(self, batch_size: Any) -> int:
         rows = at_least(1, batch_size=batch_size)
         if rows > self.pool_size:
-            raise SpecError(
-                f"a pool of {self.pool_size:,} entries is smaller than a batch of {rows:,}",
-                parameter="pool_size",
-                remedy=f"pool_size={rows * 4}, or smaller batches",
-            )
+            what = f"a pool of {self.pool_size:,} entries is smaller than a batch of {rows:,}"
+            raise SpecError(what, parameter="pool_size", remedy=f"pool_size={rows * 4}, or smaller batches")
         return rows
 
 
@@ -342,11 +339,8 @@ def _checked_threshold(refill_threshold: Any, pool_size: int) -> int:
 def _checked_memory(max_memory_gb: Any) -> int:
     is_number = isinstance(max_memory_gb, int | float | np.number) and not isinstance(max_memory_gb, bool)
     if not is_number or not 0 < max_memory_gb < math.inf:
-        raise SpecError(
-            f"max_memory_gb must be a number above 0, got {max_memory_gb!r}",
-            parameter="max_memory_gb",
-            remedy="max_memory_gb=5.0",
-        )
+        what = f"max_memory_gb must be a number above 0, got {max_memory_gb!r}"
+        raise SpecError(what, parameter="max_memory_gb", remedy="max_memory_gb=5.0")
     return int(max_memory_gb * 10**9)
 
 

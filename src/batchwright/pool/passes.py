@@ -253,11 +253,8 @@ class Passes:
             _refuse_other(name, state.get(name), now)
         sizes = self.plan.lane_sizes(saved.lanes)
         if any(at > size for at, size in zip(saved.by_lane, sizes, strict=True)):
-            raise PlanError(
-                f"this state has {saved.drawn:,} draws of an epoch, which has {sum(sizes):,}",
-                parameter="state",
-                remedy="what state_dict() returned",
-            )
+            what = f"this state has {saved.drawn:,} draws of an epoch, which has {sum(sizes):,}"
+            raise PlanError(what, parameter="state", remedy="what state_dict() returned")
         self.plan, self.is_seed_given = replace(self.plan, seed=saved.seed), True
         self.go_to(saved.cursor, is_loaded=True, own_lanes=saved.own_lanes)
 
@@ -342,20 +339,13 @@ def _close(pools: Mapping[int, RefilledPool]) -> None:
 
 def _checked_result(result: Any, count: int) -> Columns:
     if not isinstance(result, Mapping) or not result:
-        raise SpecError(
-            f"transform returned {type(result).__name__}, and not a dict of columns",
-            parameter="transform",
-            remedy="return a dict of columns: {**columns, 'planes': planes}",
-        )
+        what = f"transform returned {type(result).__name__}, and not a dict of columns"
+        raise SpecError(what, parameter="transform", remedy="return a dict of columns: {**columns, 'planes': planes}")
     for name, column in result.items():
         length = len(column) if hasattr(column, "__len__") else "no"
         if length != count:
-            raise SpecError(
-                f"transform gave column {name!r} {length} rows, for a batch of {count}",
-                parameter="transform",
-                column=name,
-                remedy="one row for each that was given",
-            )
+            what = f"transform gave column {name!r} {length} rows, for a batch of {count}"
+            raise SpecError(what, parameter="transform", column=name, remedy="one row for each that was given")
     return dict(result)
 
 

@@ -105,12 +105,9 @@ class SavedState(msgspec.Struct):
         try:
             return msgspec.convert(state, cls)
         except msgspec.ValidationError as error:
-            raise PlanError(
-                "this is not the state of a mixed stream",
-                got=shortened(state, 200),
-                reason=error,
-                remedy="what state_dict() returned",
-            ) from None
+            what = "this is not the state of a mixed stream"
+            remedy = "what state_dict() returned"
+            raise PlanError(what, got=shortened(state, 200), reason=error, remedy=remedy) from None
 
     @property
     def cursor(self) -> Cursor:

@@ -67,11 +67,8 @@ class Advantages:
         _check(_is_number(self.kl_coef) and math.isfinite(self.kl_coef), "kl_coef", self.kl_coef, "a number", 0)
         _check(self.whiten in (None, True, False), "whiten", self.whiten, "true or false", True)
         if self.whiten and self.method is False:
-            raise SpecError(
-                "whiten=True whitens advantages, and none are computed",
-                parameter="whiten",
-                remedy="compute_advantages=True, or leave out whiten=",
-            )
+            what = "whiten=True whitens advantages, and none are computed"
+            raise SpecError(what, parameter="whiten", remedy="compute_advantages=True, or leave out whiten=")
 
     def method_for(self, rollouts: Rollouts) -> str | None:
         """The method for these `rollouts`: one of METHODS, or None."""
@@ -216,11 +213,8 @@ def token_rewards(rollouts: Rollouts, kl_coef: float = 0.0) -> NDArray[np.float3
         rewards[last_trained(rollouts)] = rollouts.reward
     if kl_coef:
         if rollouts.old_log_probs is None or rollouts.ref_log_probs is None:
-            raise SpecError(
-                "kl_coef compares old_log_probs with ref_log_probs, and these rollouts have not both",
-                parameter="kl_coef",
-                remedy="both in each row, or kl_coef=0",
-            )
+            what = "kl_coef compares old_log_probs with ref_log_probs, and these rollouts have not both"
+            raise SpecError(what, parameter="kl_coef", remedy="both in each row, or kl_coef=0")
         rewards = rewards - np.float32(kl_coef) * (rollouts.old_log_probs - rollouts.ref_log_probs) * rollouts.trained
     return rewards
 

@@ -130,12 +130,9 @@ def _mapping(row: Any, number: int) -> Mapping[str, Any]:
         return row
     if _is_record(row):
         return {field.name: getattr(row, field.name) for field in dataclasses.fields(row)}
-    raise SampleTypeError(
-        f"a {type(row).__name__} is not a rollout",
-        row=number,
-        parameter="rollout_data",
-        remedy="a dict or a dataclass with prompt, response and reward",
-    )
+    what = f"a {type(row).__name__} is not a rollout"
+    remedy = "a dict or a dataclass with prompt, response and reward"
+    raise SampleTypeError(what, row=number, parameter="rollout_data", remedy=remedy)
 
 
 # Files

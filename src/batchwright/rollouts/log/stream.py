@@ -88,11 +88,8 @@ def _rows_of(source: Any, column: str, format: str | None) -> Iterable[Row]:
     if table is not None:
         return _rows_of_units(cut_rows(table), {})
     if isinstance(source, bytes | bytearray | Mapping) or not hasattr(source, "__iter__"):
-        raise SpecError(
-            f"a {type(source).__name__} is not a source of prompts",
-            parameter="prompts",
-            remedy="a path, rows (dicts or strings), or a table",
-        )
+        what = f"a {type(source).__name__} is not a source of prompts"
+        raise SpecError(what, parameter="prompts", remedy="a path, rows (dicts or strings), or a table")
     rows = list(source)
     if format is not None or looks_like_paths(rows, known_extensions()):
         return _rows_of_files(rows, format)
@@ -104,12 +101,8 @@ def _row(number: int, row: Any, column: str) -> Row:
         return copy.deepcopy(dict(row))
     if isinstance(row, str):
         return {column: row}
-    raise SampleError(
-        f"a prompt is a dict or text, got a {type(row).__name__}",
-        row=number,
-        column=column,
-        remedy=f"{{{column!r}: ...}} with text, token ids or messages",
-    )
+    what = f"a prompt is a dict or text, got a {type(row).__name__}"
+    raise SampleError(what, row=number, column=column, remedy=f"{{{column!r}: ...}} with text, token ids or messages")
 
 
 def _rows_of_files(source: Any, format: str | None) -> Iterator[Row]:
@@ -131,22 +124,15 @@ def _rows_of_units(units: Iterable[Any], formats: Mapping[str, Any]) -> Iterator
 
 def _check(number: int, row: Row, column: str, vocab_size: int | None) -> None:
     if column not in row:
-        raise SampleError(
-            f"a row without {column!r}",
-            row=number,
-            column=column,
-            columns=", ".join(map(repr, row)) or "none",
-            remedy="prompt_column= with the name of the column that holds the prompt",
-        )
+        what = f"a row without {column!r}"
+        remedy = "prompt_column= with the name of the column that holds the prompt"
+        raise SampleError(what, row=number, column=column, columns=", ".join(map(repr, row)) or "none", remedy=remedy)
     try:
         checked_prompt(row[column], vocab_size)
     except ValueError as error:
-        raise SampleError(
-            f"a prompt cannot be used: {error}",
-            row=number,
-            column=column,
-            remedy="text, token ids, or messages ({'role': ..., 'content': ...})",
-        ) from None
+        what = f"a prompt cannot be used: {error}"
+        remedy = "text, token ids, or messages ({'role': ..., 'content': ...})"
+        raise SampleError(what, row=number, column=column, remedy=remedy) from None
 
 
 def rows_of(ordinals: list[int], begin: Begin) -> tuple[list[int], list[int]]:
@@ -212,12 +198,9 @@ def refuse_other_stream(begin: Begin, given: dict[str, Any], prompts: Prompts | 
     for name, value in given.items():
         recorded = getattr(begin, name)
         if value != recorded:
-            raise PlanError(
-                f"this log was made with {name}={recorded}, not {value}",
-                folder=path,
-                parameter=name,
-                remedy=f"{name}={recorded}, or leave it out; or another folder",
-            )
+            what = f"this log was made with {name}={recorded}, not {value}"
+            remedy = f"{name}={recorded}, or leave it out; or another folder"
+            raise PlanError(what, folder=path, parameter=name, remedy=remedy)
 
 
 # Uses
