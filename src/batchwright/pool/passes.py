@@ -145,7 +145,8 @@ class Passes:
         number = self._new_pass()
         worker = self._process().worker
         is_plain_worker = worker is not None and not self.reports_stops
-        if worker == 0 and is_plain_worker:
+        leaves_notes = is_plain_worker and worker == 0
+        if leaves_notes:
             self._workers.begin(self.run.cursor)
         pools: dict[int, RefilledPool] = {}
         try:
@@ -162,7 +163,7 @@ class Passes:
             if self._pools is pools:
                 self._pools = {}
         if number == self._pass:
-            if worker == 0 and is_plain_worker:
+            if leaves_notes:
                 self._workers.finish(self.run.cursor)
             self.run.end_epoch()
 

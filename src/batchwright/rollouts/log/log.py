@@ -6,6 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from types import EllipsisType, TracebackType
 from typing import Any, Self
@@ -149,7 +150,7 @@ class RolloutLog:
     def __reduce__(self) -> tuple[Any, ...]:
         """Opened again where it is unpickled, without the prompts."""
         names = ("lease_seconds", "max_attempts", "on_stuck", "ahead", "stale", "vocab_size", "read_only")
-        return _reopened, (str(self.path), {name: getattr(self, name) for name in names})
+        return partial(RolloutLog, **{name: getattr(self, name) for name in names}), (str(self.path),)
 
     # Generators
 
@@ -402,10 +403,6 @@ class RolloutLog:
             f"  {state['cursor']:,} issued: {len(state['in_flight']):,} in flight, {len(state['again']):,} to be "
             f"issued again, {state['waiting']:,} waiting, {state['consumed']:,} taken, {state['dropped']:,} dropped"
         )
-
-
-def _reopened(path: str, settings: dict[str, Any]) -> RolloutLog:
-    return RolloutLog(path, **settings)
 
 
 def _attempts(timeout: float) -> Iterator[None]:

@@ -23,10 +23,11 @@ from batchwright.base.fingerprint import fingerprint, fingerprint_rows
 from batchwright.order.permute import permutation
 from batchwright.rollouts.log.groups import checked_prompt
 from batchwright.rollouts.log.ledger import Begin
-from batchwright.sources import Malformed, cut_files, cut_rows, format_for, list_files, looks_like_paths, read_unit
-from batchwright.sources.formats import known_extensions
+from batchwright.rollouts.table import rows_of_unit
+from batchwright.sources.formats import Format, format_for, known_extensions
+from batchwright.sources.listing import list_files, looks_like_paths
 from batchwright.sources.memory import table_rows
-from batchwright.sources.units import EndOfSpan, error_of
+from batchwright.sources.units import Unit, cut_files, cut_rows
 
 __all__ = [
     "Prompts",
@@ -111,15 +112,10 @@ def _rows_of_files(source: Any, format: str | None) -> Iterator[Row]:
     return _rows_of_units(cut_files([(n, file.path, file.num_bytes) for n, file in enumerate(files)], format), formats)
 
 
-def _rows_of_units(units: Iterable[Any], formats: Mapping[str, Any]) -> Iterator[Row]:
+def _rows_of_units(units: Iterable[Unit], formats: Mapping[str, Format]) -> Iterator[Row]:
     for unit in units:
-        for span, number, row in read_unit(unit, formats):
-            if isinstance(row, Malformed):
-                error = error_of(row, unit, span, number, formats)
-                error.remedy = row.remedy or "mend the row: a prompt that cannot be read would be lost"
-                raise error
-            if not isinstance(row, EndOfSpan):
-                yield row
+        for _, _, row in rows_of_unit(unit, formats, "mend the row: a prompt that cannot be read would be lost"):
+            yield row
 
 
 def _check(number: int, row: Row, column: str, vocab_size: int | None) -> None:
