@@ -255,11 +255,9 @@ class StreamingMixedShardDataset:
             self.reset(epoch)
 
     def __getitem__(self, index: object) -> Any:
-        raise SpecError(
-            "a mixed stream has no random access; torch asks for it if it was imported after the dataset was made",
-            parameter="dataset",
-            remedy="import torch before making the dataset, or use ds.loader(...)",
-        )
+        what = "a mixed stream has no random access; torch asks for it if it was imported after the dataset was made"
+        remedy = "import torch before making the dataset, or use ds.loader(...)"
+        raise SpecError(what, parameter="dataset", remedy=remedy)
 
     # State
 

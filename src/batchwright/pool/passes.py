@@ -123,11 +123,9 @@ class Passes:
         if workers:
             process = process._replace(workers=workers)
         if not self.is_seed_given and process.world_size > 1:
-            raise SpecError(
-                f"random_seed=None with {process.world_size} ranks: each would draw a seed of its own",
-                parameter="random_seed",
-                remedy="random_seed=0, or another number, the same on all ranks",
-            )
+            what = f"random_seed=None with {process.world_size} ranks: each would draw a seed of its own"
+            remedy = "random_seed=0, or another number, the same on all ranks"
+            raise SpecError(what, parameter="random_seed", remedy=remedy)
         lanes = self.run.begin(self.plan, process, rows, is_even)
         is_first_worker = process.worker == 0 and not self.reports_stops
         if not self._has_warned and (process.worker is None or is_first_worker):
@@ -352,11 +350,9 @@ def _checked_result(result: Any, count: int) -> Columns:
 
 def _refuse_other(parameter: str, saved: Any, now: Any) -> None:
     if saved != now:
-        raise PlanError(
-            f"this state was saved with {parameter}={saved!r}, and here it is {now!r}",
-            parameter=parameter,
-            remedy=f"{parameter}={saved!r}, as it was; or begin again, without this state",
-        )
+        what = f"this state was saved with {parameter}={saved!r}, and here it is {now!r}"
+        remedy = f"{parameter}={saved!r}, as it was; or begin again, without this state"
+        raise PlanError(what, parameter=parameter, remedy=remedy)
 
 
 def _ended_by_newer() -> PlanError:

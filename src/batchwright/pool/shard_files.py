@@ -99,15 +99,7 @@ class ShardRange:
     """Numbers that are asked for. `str` gives the text that means them."""
 
     stretches: tuple[Stretch, ...] | None
-    """Stretches in rising order, with gaps between them. None means all existing numbers."""
-
-    @property
-    def is_all(self) -> bool:
-        return self.stretches is None
-
-    @property
-    def is_none(self) -> bool:
-        return self.stretches == ()
+    """Stretches in rising order, with gaps between them. () means no shard, None all existing numbers."""
 
     def __str__(self) -> str:
         if self.stretches is None:
@@ -302,7 +294,7 @@ def _checked_directories(data_dirs: Any, shard_ranges: Any) -> list[str]:
 def _find(directory: str, text: Any, index: int | None, parameter: str = "shard_ranges") -> list[ShardFile]:
     where = {"index": index, "directory": directory}
     wanted = parse_range(text, **where, parameter=parameter)
-    if wanted.is_none:
+    if wanted.stretches == ():
         return []
     by_number = _shard_names(directory, where)
     chosen = choose(wanted, by_number, **where, parameter=parameter)
@@ -311,7 +303,7 @@ def _find(directory: str, text: Any, index: int | None, parameter: str = "shard_
         what = "several shards of this directory have one number"
         remedy = "keep one file for each number, and move the others out of this directory"
         raise SourceError(what, **where, files=listed(twice, _SHOWN), remedy=remedy)
-    if wanted.is_all and are_ids(chosen):
+    if wanted.stretches is None and are_ids(chosen):
         log.info(
             "%s: %d shards with numbers from %d to %d are taken as ids: nobody can tell whether one is missing",
             *(directory, len(chosen), chosen[0], chosen[-1]),

@@ -159,11 +159,9 @@ class ShardNames:
             for file, at in zip(self.files, places, strict=True)
             if saved.marks[at : at + _MARK_DIGITS] != self.state["marks"][at : at + _MARK_DIGITS]
         ]
-        raise PlanError(
-            f"{counted(len(changed), 'shard')} changed since this state was saved",
-            file=listed(changed, 5),
-            remedy="put the files back that were there; or begin again, without this state",
-        )
+        what = f"{counted(len(changed), 'shard')} changed since this state was saved"
+        remedy = "put the files back that were there; or begin again, without this state"
+        raise PlanError(what, file=listed(changed, 5), remedy=remedy)
 
     def _refuse_other_numbers(self, directory: int, before: str, ranges: list[str]) -> NoReturn:
         files = self._of(directory)

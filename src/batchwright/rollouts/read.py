@@ -266,11 +266,9 @@ class _Reading:
         except BadValue as bad:
             raise self._unusable(bad.key or "response", bad) from None
         if encoder.unused_template:
-            raise SpecError(
-                "chat_template= is for prompts that are messages, and none is",
-                parameter="chat_template",
-                remedy="[{'role': 'user', 'content': prompt}] as the prompt, or no chat_template",
-            )
+            what = "chat_template= is for prompts that are messages, and none is"
+            remedy = "[{'role': 'user', 'content': prompt}] as the prompt, or no chat_template"
+            raise SpecError(what, parameter="chat_template", remedy=remedy)
         return found
 
     def _refuse_empty(self, key: str, ids: Ragged, why: str, remedy: str) -> None:

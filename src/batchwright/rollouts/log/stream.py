@@ -173,11 +173,9 @@ def first_event(prompts: Prompts, given: dict[str, Any]) -> Begin:
             "a new log needs the number of responses to each prompt", parameter="group_size", remedy="group_size=8"
         )
     if settings["samples_per_insert"] > 1 and settings["round_groups"] is None:
-        raise SpecError(
-            "groups that are used several times are used in rounds",
-            parameter="round_groups",
-            remedy="round_groups=64: the trainer passes samples_per_insert times over each 64 groups",
-        )
+        what = "groups that are used several times are used in rounds"
+        remedy = "round_groups=64: the trainer passes samples_per_insert times over each 64 groups"
+        raise SpecError(what, parameter="round_groups", remedy=remedy)
     return Begin(prompts=prompts.fingerprint, num_prompts=len(prompts), **settings)
 
 
