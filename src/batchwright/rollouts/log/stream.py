@@ -23,7 +23,7 @@ from batchwright.base.fingerprint import fingerprint, fingerprint_rows
 from batchwright.order.permute import permutation
 from batchwright.rollouts.log.groups import checked_prompt
 from batchwright.rollouts.log.ledger import Begin
-from batchwright.rollouts.table import rows_of_unit
+from batchwright.rollouts.table import rows_of_units
 from batchwright.sources.formats import Format, format_for, known_extensions
 from batchwright.sources.listing import list_files, looks_like_paths
 from batchwright.sources.memory import table_rows
@@ -113,9 +113,8 @@ def _rows_of_files(source: Any, format: str | None) -> Iterator[Row]:
 
 
 def _rows_of_units(units: Iterable[Unit], formats: Mapping[str, Format]) -> Iterator[Row]:
-    for unit in units:
-        for _, _, row in rows_of_unit(unit, formats, "mend the row: a prompt that cannot be read would be lost"):
-            yield row
+    remedy = "mend the row: a prompt that cannot be read would be lost"
+    return (row for *_, row in rows_of_units(units, formats, remedy))
 
 
 def _check(number: int, row: Row, column: str, vocab_size: int | None) -> None:
