@@ -87,11 +87,9 @@ def augmentation_for(given: Any) -> Augmentation | None:
     if isinstance(given, str):
         return _augmentations.get(given)
     if not callable(given):
-        raise SpecError(
-            f"augmentation={shortened(given, 60)} is neither a name nor a function",
-            parameter="augmentation",
-            remedy='"hex4", "dihedral8", or a function f(columns, which) -> columns with an int .factor',
-        )
+        what = f"augmentation={shortened(given, 60)} is neither a name nor a function"
+        remedy = '"hex4", "dihedral8", or a function f(columns, which) -> columns with an int .factor'
+        raise SpecError(what, parameter="augmentation", remedy=remedy)
     registered = next((known for known in _augmentations.known() if known.function is given), None)
     return registered or _with_its_factor(given)
 

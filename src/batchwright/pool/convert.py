@@ -137,11 +137,8 @@ def _convert_one(shard: ShardFile, target: Path, name: str, made: _Manifest, all
         with open_shard(shard.path, allow_pickle=allow_pickle, columns=made.columns, budget=budget) as opened:
             columns = _read(opened)
         if not columns:  # of JSON and pickles, where only rows define the columns
-            raise SourceError(
-                f"{os.path.basename(shard.path)} has no rows, and so no columns",
-                file=shard.path,
-                remedy="leave its number out of --range (shard_range=)",
-            )
+            what = f"{os.path.basename(shard.path)} has no rows, and so no columns"
+            raise SourceError(what, file=shard.path, remedy="leave its number out of --range (shard_range=)")
         with open(part, "wb") as file:
             _WRITERS[path.suffix](file, columns)
             file.flush()
@@ -262,13 +259,9 @@ def _check_written(part: Path, columns: Columns, source: str, path: Path) -> Non
     except SourceError as error:
         reason = error.headline
     others = ", ".join(kind for kind in FORMATS if kind != path.suffix[1:])
-    raise SourceError(
-        f"{os.path.basename(source)} cannot be written as {path.suffix[1:]}",
-        file=source,
-        columns=", ".join(columns),
-        reason=reason,
-        remedy=f"another format ({others}), or only columns that it can hold",
-    )
+    what = f"{os.path.basename(source)} cannot be written as {path.suffix[1:]}"
+    remedy = f"another format ({others}), or only columns that it can hold"
+    raise SourceError(what, file=source, columns=", ".join(columns), reason=reason, remedy=remedy)
 
 
 def _is_same(shard: ShardReader, columns: Columns) -> bool:

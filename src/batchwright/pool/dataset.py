@@ -93,21 +93,14 @@ class StreamingMixedShardDataset:
         self.data_dirs: list[str] = [str(directory) for directory in data_dirs]
         self.pool_size: int = at_least(1, pool_size=pool_size)
         self.batch_size: int | None = batch_size
-        if batch_size is not None:
-            self._checked_batch(batch_size)
-        if max_examples_unaugmented is not None:
-            at_least(1, max_examples_unaugmented=max_examples_unaugmented)
-        _check(transform, on_memory_limit)
+        self._check(batch_size, max_examples_unaugmented, transform, on_memory_limit)
         self.is_validation: bool = bool(is_validation)
         self.drop_last: bool = bool(drop_last)
         chosen = _augmentation(augmentation, enable_augmentation and not is_validation)
         threshold, memory = _checked_threshold(refill_threshold, self.pool_size), _checked_memory(max_memory_gb)
+        files = shard_sequence(find_shards(data_dirs, shard_ranges))
         shards = ShardSet(
-            shard_sequence(find_shards(data_dirs, shard_ranges)),
-            allow_pickle=allow_pickle,
-            columns=columns,
-            most_rows=max_examples_unaugmented,
-            budget=memory,
+            files, allow_pickle=allow_pickle, columns=columns, most_rows=max_examples_unaugmented, budget=memory
         )
         plan = PoolPlan(
             shards=shards,
@@ -262,11 +255,9 @@ class StreamingMixedShardDataset:
             self.reset(epoch)
 
     def __getitem__(self, index: object) -> Any:
-        raise SpecError(
-            "a mixed stream has no random access; torch asks for it if it was imported after the dataset was made",
-            parameter="dataset",
-            remedy="import torch before making the dataset, or use ds.loader(...)",
-        )
+        what = "a mixed stream has no random access; torch asks for it if it was imported after the dataset was made"
+        remedy = "import torch before making the dataset, or use ds.loader(...)"
+        raise SpecError(what, parameter="dataset", remedy=remedy)
 
     # State
 
@@ -311,14 +302,21 @@ class StreamingMixedShardDataset:
 
     # Checks
 
+    def _check(self, batch_size: Any, max_examples_unaugmented: Any, transform: Any, on_memory_limit: Any) -> None:
+        if batch_size is not None:
+            self._checked_batch(batch_size)
+        if max_examples_unaugmented is not None:
+            at_least(1, max_examples_unaugmented=max_examples_unaugmented)
+        one_of(("raise", "stop"), on_memory_limit=on_memory_limit)
+        if transform is not None and not callable(transform):
+            what, remedy = f"transform={transform!r} is not a function", "a function f(columns) -> columns"
+            raise SpecError(what, parameter="transform", remedy=f"{remedy}, applied to every batch")
+
     def _checked_batch(self, batch_size: Any) -> int:
         rows = at_least(1, batch_size=batch_size)
         if rows > self.pool_size:
-            raise SpecError(
-                f"a pool of {self.pool_size:,} entries is smaller than a batch of {rows:,}",
-                parameter="pool_size",
-                remedy=f"pool_size={rows * 4}, or smaller batches",
-            )
+            what = f"a pool of {self.pool_size:,} entries is smaller than a batch of {rows:,}"
+            raise SpecError(what, parameter="pool_size", remedy=f"pool_size={rows * 4}, or smaller batches")
         return rows
 
 
@@ -339,19 +337,9 @@ def _checked_threshold(refill_threshold: Any, pool_size: int) -> int:
 def _checked_memory(max_memory_gb: Any) -> int:
     is_number = isinstance(max_memory_gb, int | float | np.number) and not isinstance(max_memory_gb, bool)
     if not is_number or not 0 < max_memory_gb < math.inf:
-        raise SpecError(
-            f"max_memory_gb must be a number above 0, got {max_memory_gb!r}",
-            parameter="max_memory_gb",
-            remedy="max_memory_gb=5.0",
-        )
+        what = f"max_memory_gb must be a number above 0, got {max_memory_gb!r}"
+        raise SpecError(what, parameter="max_memory_gb", remedy="max_memory_gb=5.0")
     return int(max_memory_gb * 10**9)
-
-
-def _check(transform: Any, on_memory_limit: Any) -> None:
-    one_of(("raise", "stop"), on_memory_limit=on_memory_limit)
-    if transform is not None and not callable(transform):
-        what, remedy = f"transform={transform!r} is not a function", "a function f(columns) -> columns"
-        raise SpecError(what, parameter="transform", remedy=f"{remedy}, applied to every batch")
 
 
 def _given_ranks(rank: int | None, world_size: int | None) -> Ranks | None:

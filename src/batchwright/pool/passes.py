@@ -123,11 +123,9 @@ class Passes:
         if workers:
             process = process._replace(workers=workers)
         if not self.is_seed_given and process.world_size > 1:
-            raise SpecError(
-                f"random_seed=None with {process.world_size} ranks: each would draw a seed of its own",
-                parameter="random_seed",
-                remedy="random_seed=0, or another number, the same on all ranks",
-            )
+            what = f"random_seed=None with {process.world_size} ranks: each would draw a seed of its own"
+            remedy = "random_seed=0, or another number, the same on all ranks"
+            raise SpecError(what, parameter="random_seed", remedy=remedy)
         lanes = self.run.begin(self.plan, process, rows, is_even)
         is_first_worker = process.worker == 0 and not self.reports_stops
         if not self._has_warned and (process.worker is None or is_first_worker):
@@ -145,7 +143,8 @@ class Passes:
         number = self._new_pass()
         worker = self._process().worker
         is_plain_worker = worker is not None and not self.reports_stops
-        if worker == 0 and is_plain_worker:
+        leaves_notes = is_plain_worker and worker == 0
+        if leaves_notes:
             self._workers.begin(self.run.cursor)
         pools: dict[int, RefilledPool] = {}
         try:
@@ -162,7 +161,7 @@ class Passes:
             if self._pools is pools:
                 self._pools = {}
         if number == self._pass:
-            if worker == 0 and is_plain_worker:
+            if leaves_notes:
                 self._workers.finish(self.run.cursor)
             self.run.end_epoch()
 
@@ -253,11 +252,8 @@ class Passes:
             _refuse_other(name, state.get(name), now)
         sizes = self.plan.lane_sizes(saved.lanes)
         if any(at > size for at, size in zip(saved.by_lane, sizes, strict=True)):
-            raise PlanError(
-                f"this state has {saved.drawn:,} draws of an epoch, which has {sum(sizes):,}",
-                parameter="state",
-                remedy="what state_dict() returned",
-            )
+            what = f"this state has {saved.drawn:,} draws of an epoch, which has {sum(sizes):,}"
+            raise PlanError(what, parameter="state", remedy="what state_dict() returned")
         self.plan, self.is_seed_given = replace(self.plan, seed=saved.seed), True
         self.go_to(saved.cursor, is_loaded=True, own_lanes=saved.own_lanes)
 
@@ -342,30 +338,21 @@ def _close(pools: Mapping[int, RefilledPool]) -> None:
 
 def _checked_result(result: Any, count: int) -> Columns:
     if not isinstance(result, Mapping) or not result:
-        raise SpecError(
-            f"transform returned {type(result).__name__}, and not a dict of columns",
-            parameter="transform",
-            remedy="return a dict of columns: {**columns, 'planes': planes}",
-        )
+        what = f"transform returned {type(result).__name__}, and not a dict of columns"
+        raise SpecError(what, parameter="transform", remedy="return a dict of columns: {**columns, 'planes': planes}")
     for name, column in result.items():
         length = len(column) if hasattr(column, "__len__") else "no"
         if length != count:
-            raise SpecError(
-                f"transform gave column {name!r} {length} rows, for a batch of {count}",
-                parameter="transform",
-                column=name,
-                remedy="one row for each that was given",
-            )
+            what = f"transform gave column {name!r} {length} rows, for a batch of {count}"
+            raise SpecError(what, parameter="transform", column=name, remedy="one row for each that was given")
     return dict(result)
 
 
 def _refuse_other(parameter: str, saved: Any, now: Any) -> None:
     if saved != now:
-        raise PlanError(
-            f"this state was saved with {parameter}={saved!r}, and here it is {now!r}",
-            parameter=parameter,
-            remedy=f"{parameter}={saved!r}, as it was; or begin again, without this state",
-        )
+        what = f"this state was saved with {parameter}={saved!r}, and here it is {now!r}"
+        remedy = f"{parameter}={saved!r}, as it was; or begin again, without this state"
+        raise PlanError(what, parameter=parameter, remedy=remedy)
 
 
 def _ended_by_newer() -> PlanError:

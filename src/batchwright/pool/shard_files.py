@@ -99,15 +99,7 @@ class ShardRange:
     """Numbers that are asked for. `str` gives the text that means them."""
 
     stretches: tuple[Stretch, ...] | None
-    """Stretches in rising order, with gaps between them. None means all existing numbers."""
-
-    @property
-    def is_all(self) -> bool:
-        return self.stretches is None
-
-    @property
-    def is_none(self) -> bool:
-        return self.stretches == ()
+    """Stretches in rising order, with gaps between them. () means no shard, None all existing numbers."""
 
     def __str__(self) -> str:
         if self.stretches is None:
@@ -171,12 +163,9 @@ def choose(wanted: ShardRange, there: Iterable[int], **where: Any) -> list[int]:
         fits = range_text(chosen)
     noun, verb = ("shard", "is") if missing[0][0] == missing[-1][1] else ("shards", "are")
     where = _NOWHERE | where | {"range": repr(str(wanted)), "missing": _listed(missing)}
-    raise SpecError(
-        f"{noun} {_listed(missing)} of range {str(wanted)!r} {verb} not there",
-        **where,
-        there=_listed(_stretches(numbers)) or "no shard",
-        remedy=f'"{truncated(fits, _MOST_TEXT)}", or bring back what is missing',
-    )
+    what = f"{noun} {_listed(missing)} of range {str(wanted)!r} {verb} not there"
+    remedy = f'"{truncated(fits, _MOST_TEXT)}", or bring back what is missing'
+    raise SpecError(what, **where, there=_listed(_stretches(numbers)) or "no shard", remedy=remedy)
 
 
 def are_ids(numbers: Sequence[int]) -> bool:
@@ -250,12 +239,9 @@ def find_shards(data_dirs: Sequence[str | os.PathLike[str]], shard_ranges: Seque
     pairs = enumerate(zip(directories, shard_ranges, strict=True))
     found = [_find(directory, text, index) for index, (directory, text) in pairs]
     if not any(found):
-        raise SpecError(
-            "no shard is left: the range of every directory is 'none'",
-            parameter="shard_ranges",
-            directories=listed(directories),
-            remedy='a range such as "0-99" or "all" for one of them',
-        )
+        what = "no shard is left: the range of every directory is 'none'"
+        remedy = 'a range such as "0-99" or "all" for one of them'
+        raise SpecError(what, parameter="shard_ranges", directories=listed(directories), remedy=remedy)
     _refuse_a_file_twice(found, directories)
     return found
 
@@ -308,19 +294,16 @@ def _checked_directories(data_dirs: Any, shard_ranges: Any) -> list[str]:
 def _find(directory: str, text: Any, index: int | None, parameter: str = "shard_ranges") -> list[ShardFile]:
     where = {"index": index, "directory": directory}
     wanted = parse_range(text, **where, parameter=parameter)
-    if wanted.is_none:
+    if wanted.stretches == ():
         return []
     by_number = _shard_names(directory, where)
     chosen = choose(wanted, by_number, **where, parameter=parameter)
     twice = [f"{number}: {' and '.join(by_number[number])}" for number in chosen if len(by_number[number]) > 1]
     if twice:
-        raise SourceError(
-            "several shards of this directory have one number",
-            **where,
-            files=listed(twice, _SHOWN),
-            remedy="keep one file for each number, and move the others out of this directory",
-        )
-    if wanted.is_all and are_ids(chosen):
+        what = "several shards of this directory have one number"
+        remedy = "keep one file for each number, and move the others out of this directory"
+        raise SourceError(what, **where, files=listed(twice, _SHOWN), remedy=remedy)
+    if wanted.stretches is None and are_ids(chosen):
         log.info(
             "%s: %d shards with numbers from %d to %d are taken as ids: nobody can tell whether one is missing",
             *(directory, len(chosen), chosen[0], chosen[-1]),
@@ -332,35 +315,29 @@ def _shard_names(directory: str, where: dict[str, Any]) -> dict[int, list[str]]:
     """Sorted names of the files in a directory that end as a shard's does, by number."""
     try:
         with os.scandir(directory) as entries:
-            is_folder = {entry.name: entry.is_dir() for entry in entries}
+            there = sorted(entry.name + "/" * entry.is_dir() for entry in entries)
     except OSError as error:
-        raise SourceError(
-            "this directory of shards cannot be listed",
-            **where,
-            reason=os.strerror(error.errno or 0),
-            remedy="the directory that has files such as shard_0000.npz, listable by this user",
-        ) from None
-    visible = sorted(name for name in is_folder if not name.startswith("."))
-    names = [name for name in visible if not is_folder[name] and extension_of(name)]
+        what = "this directory of shards cannot be listed"
+        remedy = "the directory that has files such as shard_0000.npz, listable by this user"
+        raise SourceError(what, **where, reason=os.strerror(error.errno or 0), remedy=remedy) from None
+    visible = [name for name in there if not name.startswith(".")]
+    names = [name for name in visible if extension_of(name)]  # not a folder, which ends with a slash
     if not names:
         raise SourceError(
             "no shard is in this directory",
             **where,
-            found=listed([name + "/" * is_folder[name] for name in visible]) or "it is empty",
+            found=listed(visible) or "it is empty",
             shards_are="*" + ", *".join(EXTENSIONS),
             remedy="the directory that has the shards themselves, or 'none' as its range",
         )
-    log.debug("%s: %d shards; %d other entries are ignored", directory, len(names), len(is_folder) - len(names))
+    log.debug("%s: %d shards; %d other entries are ignored", directory, len(names), len(there) - len(names))
     by_number: dict[int, list[str]] = {}
     for name in names:
         number = number_of(name)
         if number is None:
-            raise SourceError(
-                f"{name} has no number in its name, so no range can mean it",
-                **where,
-                file=os.path.join(directory, name),
-                remedy="a name such as shard_0000.npz; or move it out of this directory",
-            )
+            what = f"{name} has no number in its name, so no range can mean it"
+            remedy = "a name such as shard_0000.npz; or move it out of this directory"
+            raise SourceError(what, **where, file=os.path.join(directory, name), remedy=remedy)
         by_number.setdefault(number, []).append(name)
     return by_number
 
@@ -368,12 +345,8 @@ def _shard_names(directory: str, where: dict[str, Any]) -> dict[int, list[str]]:
 def _file(directory: str, name: str, where: dict[str, Any]) -> str:
     path = os.path.join(directory, name)
     if not os.path.isfile(path):
-        raise SourceError(
-            "this is not a file, or a link to nothing",
-            **where,
-            file=path,
-            remedy="put the shard there, or leave its number out of the range",
-        )
+        what = "this is not a file, or a link to nothing"
+        raise SourceError(what, **where, file=path, remedy="put the shard there, or leave its number out of the range")
     return path
 
 
@@ -480,12 +453,9 @@ def _num_kept(found: Sequence[Sequence[ShardFile]], share: float, **where: str) 
         return counts
     largest = max(range(len(found)), key=lambda index: len(found[index]))
     if len(found[largest]) < 2:
-        raise SpecError(
-            "no shard can be kept for validation: no directory has two",
-            parameter="validation_split",
-            **where,
-            remedy="more shards, smaller ones; or validation_split=0",
-        )
+        what = "no shard can be kept for validation: no directory has two"
+        remedy = "more shards, smaller ones; or validation_split=0"
+        raise SpecError(what, parameter="validation_split", **where, remedy=remedy)
     counts[largest] = 1
     return counts
 

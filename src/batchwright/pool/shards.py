@@ -40,10 +40,10 @@ class ShardSet:
         self,
         files: Sequence[ShardFile],
         *,
-        allow_pickle: bool = False,
-        columns: Sequence[str] | None = None,
-        most_rows: int | None = None,
-        budget: int | None = None,
+        allow_pickle: bool,
+        columns: Sequence[str] | None,
+        most_rows: int | None,
+        budget: int,
     ) -> None:
         """`most_rows`: the sequence ends there. `budget`: bytes that decoding a shard may take."""
         self.files: list[ShardFile] = list(files)
@@ -75,12 +75,9 @@ class ShardSet:
         return self._schema or self._refuse_no_rows()
 
     def _refuse_no_rows(self) -> Any:
-        raise SourceError(
-            "not one shard has a row",
-            file=self.files[0].path,
-            shards=len(self.files),
-            remedy="ranges of shards that have some",
-        )
+        what = "not one shard has a row"
+        remedy = "ranges of shards that have some"
+        raise SourceError(what, file=self.files[0].path, shards=len(self.files), remedy=remedy)
 
     @cached_property
     def starts(self) -> list[int]:
@@ -226,11 +223,8 @@ class LaneShards:
                 yield columns
                 begun = time.perf_counter()
         if num_read != num_rows:
-            raise SourceError(
-                f"{num_read:,} rows were read where there should be {num_rows:,}",
-                file=path,
-                remedy="write the shard again",
-            )
+            what = f"{num_read:,} rows were read where there should be {num_rows:,}"
+            raise SourceError(what, file=path, remedy="write the shard again")
         self.log(f"{path}: {num_rows:,} of its {self._shards.rows(shard):,} rows, {reading:.3f} s of reading")
 
     def log(self, text: str) -> None:

@@ -105,12 +105,9 @@ class SavedState(msgspec.Struct):
         try:
             return msgspec.convert(state, cls)
         except msgspec.ValidationError as error:
-            raise PlanError(
-                "this is not the state of a mixed stream",
-                got=shortened(state, 200),
-                reason=error,
-                remedy="what state_dict() returned",
-            ) from None
+            what = "this is not the state of a mixed stream"
+            remedy = "what state_dict() returned"
+            raise PlanError(what, got=shortened(state, 200), reason=error, remedy=remedy) from None
 
     @property
     def cursor(self) -> Cursor:
@@ -162,11 +159,9 @@ class ShardNames:
             for file, at in zip(self.files, places, strict=True)
             if saved.marks[at : at + _MARK_DIGITS] != self.state["marks"][at : at + _MARK_DIGITS]
         ]
-        raise PlanError(
-            f"{counted(len(changed), 'shard')} changed since this state was saved",
-            file=listed(changed, 5),
-            remedy="put the files back that were there; or begin again, without this state",
-        )
+        what = f"{counted(len(changed), 'shard')} changed since this state was saved"
+        remedy = "put the files back that were there; or begin again, without this state"
+        raise PlanError(what, file=listed(changed, 5), remedy=remedy)
 
     def _refuse_other_numbers(self, directory: int, before: str, ranges: list[str]) -> NoReturn:
         files = self._of(directory)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from math import isqrt
@@ -253,12 +253,15 @@ class _Assignment(NamedTuple):
             if not self._fits(self.schema[name], role, n):
                 type_, as_what = self._type_of(name), f"a {role.kind} of {n} x {n} cells {role.written}".rstrip()
                 self._refuse(f"column {name!r} is {type_}, which cannot be {as_what}", name, _TYPES[role.kind])
-        others = self.schema.keys() - roles.keys() - {"player", "value"}
         asked = self.asked
-        if others and None in (asked.boards, asked.policies, asked.moves, asked.players):
+        if None in (asked.boards, asked.policies, asked.moves, asked.players):
+            self._refuse_unnamed(self.schema.keys() - roles.keys() - {"player", "value"})
+        return n, roles
+
+    def _refuse_unnamed(self, others: Set[str]) -> None:
+        if others:
             name = min(others)  # it may have to change, too: only the user knows
             self._refuse(f"column {name!r}, {self._type_of(name)}, is not named", name, self._call(name))
-        return n, roles
 
     def _named(self) -> list[tuple[str, Role]]:
         """Every column that is named, or has its usual name. Boards and policies come first."""
@@ -268,20 +271,20 @@ class _Assignment(NamedTuple):
             like_stones = "0/1"
         players = asked.players
         if players is None:
-            players = tuple((name, "") for name in self._names("player", None))
+            players = tuple((name, "") for name in self.schema if name == "player")
         return [
-            *((name, Role("board", asked.colours)) for name in self._names("board", asked.boards)),
-            *((name, Role("policy")) for name in self._names("policy", asked.policies)),
-            *((name, Role("move")) for name in self._names("move", asked.moves)),
+            *self._with_role(Role("board", asked.colours), asked.boards),
+            *self._with_role(Role("policy"), asked.policies),
+            *self._with_role(Role("move"), asked.moves),
             *((name, Role("player", how or like_stones)) for name, how in players),
             *((name, Role("value", how or "signs")) for name, how in asked.values),
         ]
 
-    def _names(self, usual: str, given: Iterable[str] | None) -> list[str]:
+    def _with_role(self, role: Role, given: Iterable[str] | None) -> list[tuple[str, Role]]:
         """The columns that are named, or the one of the usual name."""
         if given is None:
-            return [name for name in self.schema if name == usual]
-        return list(given)
+            given = self.schema.keys() & {role.kind}
+        return [(name, role) for name in given]
 
     def _size(self, name: str) -> int:
         """The n of [..., n, n], of a last axis of n * n items, or of one more. 0 if the shape has none."""

@@ -156,7 +156,7 @@ def group_relative(
         squares = _sums(apart * apart, number)
     else:
         count = size - 1
-        apart, squares = _against_the_others(raw.astype(np.float64), number)
+        apart, squares = _against_the_others(raw.astype(np.float64), shifted, number, size)
     if std:
         spread = np.sqrt(squares / np.maximum(count - unbiased, 1))
         apart = apart / np.where(spread > 0, spread + eps, 1.0)
@@ -440,25 +440,39 @@ def _sums(numbers: NDArray[np.float64], number: NDArray[np.int64]) -> NDArray[np
 
 
 def _against_the_others(
-    rewards: NDArray[np.float64], number: NDArray[np.int64]
+    rewards: NDArray[np.float64], shifted: NDArray[np.float64], number: NDArray[np.int64], size: NDArray[np.int64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """For each row, (reward less the mean of the others in its group, the others' sum of squared distances from it)."""
-    apart, squares = np.zeros(len(rewards)), np.zeros(len(rewards))
-    by_group = np.argsort(number, kind="stable")
-    sizes = np.bincount(number)
-    starts = np.cumsum(sizes) - sizes
-    for size in np.unique(sizes[sizes > 1]).tolist():
-        rows = by_group[starts[sizes == size][:, None] + np.arange(size)]  # [groups of this size, size]
-        table = rewards[rows]
-        for place in range(size):
-            # Measured from one of the others: if they are equal, the result is exactly 0.
-            first = table[:, int(place == 0)]
-            others = np.delete(table, place, axis=1) - first[:, None]
-            means = others.mean(axis=1)
-            others -= means[:, None]
-            apart[rows[:, place]] = table[:, place] - first - means
-            squares[rows[:, place]] = (others * others).sum(axis=1)
+    """For each row, (reward less the mean of the others in its group, the others' sum of squared distances from it).
+
+    What a row adds to the squares of its group is subtracted. For the lowest and the highest reward of a group that may
+    cancel, so without these the squares are summed anew.
+    """
+    num_others = np.maximum(size - 1, 1)
+    from_mean = shifted - _sums(shifted, number) / size
+    apart = from_mean * (size / num_others)
+    squares = np.fmax(_sums(from_mean * from_mean, number) - from_mean * apart, 0)
+    lowest, highest = _row_with(np.minimum, rewards, number), _row_with(np.maximum, rewards, number)
+    for left_out, other in ((lowest, highest), (highest, lowest)):
+        distances = rewards - rewards[other][number]  # from one of the others: if they are equal, exactly 0
+        own = distances[left_out]
+        distances[left_out] = 0
+        means = _sums(distances, number) / num_others
+        distances -= means
+        distances[left_out] = 0
+        apart[left_out] = own - means[left_out]
+        squares[left_out] = _sums(distances * distances, number)[left_out]
     return apart, squares
+
+
+def _row_with(extreme: np.ufunc, rewards: NDArray[np.float64], number: NDArray[np.int64]) -> NDArray[np.int64]:
+    """For each group a row with its lowest (`np.minimum`) or highest reward."""
+    found = np.empty(int(number.max(initial=-1)) + 1)
+    found[number] = rewards
+    extreme.at(found, number, rewards)
+    rows = np.flatnonzero(rewards == found[number])
+    row_of = np.empty(len(found), np.int64)
+    row_of[number[rows]] = rows
+    return row_of
 
 
 # Checks

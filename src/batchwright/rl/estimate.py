@@ -67,11 +67,8 @@ class Advantages:
         _check(_is_number(self.kl_coef) and math.isfinite(self.kl_coef), "kl_coef", self.kl_coef, "a number", 0)
         _check(self.whiten in (None, True, False), "whiten", self.whiten, "true or false", True)
         if self.whiten and self.method is False:
-            raise SpecError(
-                "whiten=True whitens advantages, and none are computed",
-                parameter="whiten",
-                remedy="compute_advantages=True, or leave out whiten=",
-            )
+            what = "whiten=True whitens advantages, and none are computed"
+            raise SpecError(what, parameter="whiten", remedy="compute_advantages=True, or leave out whiten=")
 
     def method_for(self, rollouts: Rollouts) -> str | None:
         """The method for these `rollouts`: one of METHODS, or None."""
@@ -136,17 +133,24 @@ class Advantages:
         steps = rewards
         if is_per_row:
             steps = token_rewards(rollouts)
+        return Estimate(rewards, *self._advantages_and_returns(method, rollouts, steps))
+
+    def _advantages_and_returns(
+        self, method: str, rollouts: Rollouts, steps: NDArray[np.float32]
+    ) -> tuple[NDArray[np.float32], ...]:
+        """By the reward of each token."""
         if method == "gae":
             assert rollouts.values is not None
             gae = partial(self.conventions.gae, gamma=self._gamma, lam=self._lam)
-            return Estimate(rewards, *_over_time(rollouts, gae, steps, rollouts.values))
+            return _over_time(rollouts, gae, steps, rollouts.values)
+        assert rollouts.reward is not None
         total = rollouts.reward
         if self.kl_coef:
-            total = np.add.reduceat(rewards.astype(np.float64), rollouts.starts[:-1])
+            total = np.add.reduceat(steps.astype(np.float64), rollouts.starts[:-1])
         # Row by row: no row sees how large the rewards of others are.
         discounted = partial(self.conventions.discounted, gamma=self._gamma)
         (returns,) = _over_time(rollouts, lambda r, mask: (discounted(r, mask),), steps)
-        return Estimate(rewards, self._worth(method, total, rollouts.group), returns)
+        return self._worth(method, total, rollouts.group), returns
 
     def _worth(self, method: str, total: NDArray[np.float64], group: NDArray[np.int64] | None) -> NDArray[np.float32]:
         """The advantage of each row."""
@@ -209,11 +213,8 @@ def token_rewards(rollouts: Rollouts, kl_coef: float = 0.0) -> NDArray[np.float3
         rewards[last_trained(rollouts)] = rollouts.reward
     if kl_coef:
         if rollouts.old_log_probs is None or rollouts.ref_log_probs is None:
-            raise SpecError(
-                "kl_coef compares old_log_probs with ref_log_probs, and these rollouts have not both",
-                parameter="kl_coef",
-                remedy="both in each row, or kl_coef=0",
-            )
+            what = "kl_coef compares old_log_probs with ref_log_probs, and these rollouts have not both"
+            raise SpecError(what, parameter="kl_coef", remedy="both in each row, or kl_coef=0")
         rewards = rewards - np.float32(kl_coef) * (rollouts.old_log_probs - rollouts.ref_log_probs) * rollouts.trained
     return rewards
 

@@ -266,11 +266,9 @@ class _Reading:
         except BadValue as bad:
             raise self._unusable(bad.key or "response", bad) from None
         if encoder.unused_template:
-            raise SpecError(
-                "chat_template= is for prompts that are messages, and none is",
-                parameter="chat_template",
-                remedy="[{'role': 'user', 'content': prompt}] as the prompt, or no chat_template",
-            )
+            what = "chat_template= is for prompts that are messages, and none is"
+            remedy = "[{'role': 'user', 'content': prompt}] as the prompt, or no chat_template"
+            raise SpecError(what, parameter="chat_template", remedy=remedy)
         return found
 
     def _refuse_empty(self, key: str, ids: Ragged, why: str, remedy: str) -> None:
@@ -311,12 +309,7 @@ class _Reading:
     def _groups(self, group_size: int | None) -> tuple[NDArray[np.int64] | None, tuple[Any, ...]]:
         column = self._column("group")
         if column is None:
-            if group_size is not None:
-                name = self.names["group"]
-                remedy = self._offered("group") or f"{name!r} in every row: a number or a name"
-                raise SpecError(
-                    f"group_size={group_size}, and no row has a {name!r}", parameter="group_size", remedy=remedy
-                )
+            self._refuse_no_groups(group_size)
             return None, ()
         if is_arrow(column):
             values = column.to_pylist()
@@ -335,6 +328,14 @@ class _Reading:
         if group_size is not None:
             self._check_sizes(group, tuple(numbers), group_size)
         return group, tuple(numbers)
+
+    def _refuse_no_groups(self, group_size: int | None) -> None:
+        if group_size is not None:
+            name = self.names["group"]
+            remedy = self._offered("group") or f"{name!r} in every row: a number or a name"
+            raise SpecError(
+                f"group_size={group_size}, and no row has a {name!r}", parameter="group_size", remedy=remedy
+            )
 
     def _check_sizes(self, group: NDArray[np.int64], names: tuple[Any, ...], group_size: int) -> None:
         wrong = np.flatnonzero(np.bincount(group) != group_size)

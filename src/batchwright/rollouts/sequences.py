@@ -53,11 +53,8 @@ class Encoder:
         if tokenizer is not None:
             self.tokenizer = resolve_tokenizer(tokenizer, vocab_size=vocab_size)
         if isinstance(self.tokenizer, CharsTokenizer) and self.tokenizer.chars is None:
-            raise TokenizerError(
-                "a vocabulary of characters is made from text, and rollouts need theirs before",
-                parameter="tokenizer",
-                remedy="'bytes', or a tokenizer.json",
-            )
+            what = "a vocabulary of characters is made from text, and rollouts need theirs before"
+            raise TokenizerError(what, parameter="tokenizer", remedy="'bytes', or a tokenizer.json")
         self.chat_template = chat_template
         self._chat: Conversations | None = None
 

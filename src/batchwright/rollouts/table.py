@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -18,9 +18,9 @@ from batchwright.prepare.documents import read_documents
 from batchwright.sources.formats import Format, Malformed, format_for, known_extensions
 from batchwright.sources.listing import InputFile, list_files, looks_like_paths
 from batchwright.sources.memory import table_rows
-from batchwright.sources.units import EndOfSpan, cut_files, error_of
+from batchwright.sources.units import EndOfSpan, Unit, cut_files, error_of
 
-__all__ = ["RolloutTable", "table_of"]
+__all__ = ["RolloutTable", "rows_of_units", "table_of"]
 
 _NEVER_CUT = 1 << 62
 """Bytes of a unit, so that rows count from the start of their file."""
@@ -130,12 +130,9 @@ def _mapping(row: Any, number: int) -> Mapping[str, Any]:
         return row
     if _is_record(row):
         return {field.name: getattr(row, field.name) for field in dataclasses.fields(row)}
-    raise SampleTypeError(
-        f"a {type(row).__name__} is not a rollout",
-        row=number,
-        parameter="rollout_data",
-        remedy="a dict or a dataclass with prompt, response and reward",
-    )
+    what = f"a {type(row).__name__} is not a rollout"
+    remedy = "a dict or a dataclass with prompt, response and reward"
+    raise SampleTypeError(what, row=number, parameter="rollout_data", remedy=remedy)
 
 
 # Files
@@ -152,16 +149,26 @@ def _of_files(source: Any) -> RolloutTable:
 def _of_read_rows(files: Sequence[InputFile], formats: Mapping[str, Format]) -> RolloutTable:
     rows: list[Any] = []
     numbers: list[list[int]] = [[] for _ in files]
-    for unit in cut_files([(n, file.path, file.num_bytes) for n, file in enumerate(files)], None, _NEVER_CUT):
+    units = cut_files([(n, file.path, file.num_bytes) for n, file in enumerate(files)], None, _NEVER_CUT)
+    remedy = "mend the row or write the file again: without a rollout its group is not complete"
+    for unit, span, number, row in rows_of_units(units, formats, remedy):
+        rows.append(row)
+        numbers[unit.spans[span].file].append(number)
+    return _of_rows(rows, _parts_of(files, numbers))
+
+
+def rows_of_units(
+    units: Iterable[Unit], formats: Mapping[str, Format], remedy: str
+) -> Iterator[tuple[Unit, int, int, dict[str, Any]]]:
+    """(unit, span, number in it, row). A malformed row is an error."""
+    for unit in units:
         for span, number, fault, row in read_documents(unit, formats, None):
             if isinstance(fault, Malformed):
                 error = error_of(fault, unit, span, number, formats)
-                error.remedy = "mend the row or write the file again: without a rollout its group is not complete"
+                error.remedy = fault.remedy or remedy
                 raise error
             if not isinstance(fault, EndOfSpan):
-                rows.append(row)
-                numbers[unit.spans[span].file].append(number)
-    return _of_rows(rows, _parts_of(files, numbers))
+                yield unit, span, number, row
 
 
 def _parts_of(files: Sequence[InputFile], numbers: Sequence[Sequence[int]]) -> list[_Part]:

@@ -109,11 +109,8 @@ class LogFolder:
         if self._which is None:
             self._which = which
         if which != self._which:
-            raise StoreError(
-                "another journal is in the place of the one that was opened",
-                file=self.ledger_path,
-                remedy="open the log again: RolloutLog(path, ...)",
-            )
+            what = "another journal is in the place of the one that was opened"
+            raise StoreError(what, file=self.ledger_path, remedy="open the log again: RolloutLog(path, ...)")
         return found.st_size
 
     def applied(self, record: Record) -> None:
@@ -130,12 +127,9 @@ class LogFolder:
             try:
                 fcntl.flock(self._lock, fcntl.LOCK_EX)
             except OSError as error:
-                raise StoreError(
-                    "this file system has no locks, and without them processes would write over each other",
-                    folder=self.path,
-                    reason=error.strerror,
-                    remedy="a folder on a local disk, or on a shared file system with flock",
-                ) from None
+                what = "this file system has no locks, and without them processes would write over each other"
+                remedy = "a folder on a local disk, or on a shared file system with flock"
+                raise StoreError(what, folder=self.path, reason=error.strerror, remedy=remedy) from None
             yield
         finally:
             if self._lock >= 0:
@@ -265,12 +259,9 @@ def _writable(folder: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise
-        raise StoreError(
-            "this log cannot be written to",
-            folder=folder,
-            reason=error.strerror,
-            remedy="the right to write there; RolloutLog(path, read_only=True) to read what is there",
-        ) from None
+        what = "this log cannot be written to"
+        remedy = "the right to write there; RolloutLog(path, read_only=True) to read what is there"
+        raise StoreError(what, folder=folder, reason=error.strerror, remedy=remedy) from None
 
 
 def damage(what: str, **where: Any) -> StoreError:

@@ -335,12 +335,9 @@ def encode_group(group: StoredGroup, ordinal: int) -> bytes:
     try:
         return _encoder.encode(group)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise SampleError(
-            f"this group holds something that cannot be written: {error}",
-            ordinal=ordinal,
-            column="responses",
-            remedy="text, numbers, lists, dicts and arrays",
-        ) from None
+        what = f"this group holds something that cannot be written: {error}"
+        remedy = "text, numbers, lists, dicts and arrays"
+        raise SampleError(what, ordinal=ordinal, column="responses", remedy=remedy) from None
 
 
 def decode_group(payload: bytes, group_size: int, **where: Any) -> StoredGroup:

@@ -162,13 +162,9 @@ class Jobs:
         mine, theirs = columns_of(group), self.first_group[1]
         for column in sorted(mine ^ theirs):
             has, lacks = ("this group", "the first one") if column in mine else ("the first group", "this one")
-            raise SampleError(
-                f"{has} of the log has {column.replace('_', ' ')}, and {lacks} has none",
-                ordinal=ordinal,
-                column=column,
-                first=f"prompt {first.ordinal}",
-                remedy=f"{column} in all groups of a log, or in none: rows of a batch have the same columns",
-            )
+            what = f"{has} of the log has {column.replace('_', ' ')}, and {lacks} has none"
+            remedy = f"{column} in all groups of a log, or in none: rows of a batch have the same columns"
+            raise SampleError(what, ordinal=ordinal, column=column, first=f"prompt {first.ordinal}", remedy=remedy)
 
     def give_back(self, job: PromptJob, reason: str) -> None:
         with self.shared.writing() as ledger:

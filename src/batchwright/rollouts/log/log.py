@@ -6,6 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from types import EllipsisType, TracebackType
 from typing import Any, Self
@@ -107,11 +108,9 @@ class RolloutLog:
         try:
             if not self._folder.has_events():
                 if self._prompts is None or self.read_only:
-                    raise StoreError(
-                        "there is no rollout log here",
-                        folder=self.path,
-                        remedy="look for a mistake in the path; prompts= and group_size= make a new one",
-                    )
+                    what = "there is no rollout log here"
+                    remedy = "look for a mistake in the path; prompts= and group_size= make a new one"
+                    raise StoreError(what, folder=self.path, remedy=remedy)
                 self._shared.create(stream.first_event(self._prompts, given))
             with self._shared.reading() as ledger:
                 begin = self._begin = ledger.first_event
@@ -149,7 +148,7 @@ class RolloutLog:
     def __reduce__(self) -> tuple[Any, ...]:
         """Opened again where it is unpickled, without the prompts."""
         names = ("lease_seconds", "max_attempts", "on_stuck", "ahead", "stale", "vocab_size", "read_only")
-        return _reopened, (str(self.path), {name: getattr(self, name) for name in names})
+        return partial(RolloutLog, **{name: getattr(self, name) for name in names}), (str(self.path),)
 
     # Generators
 
@@ -161,11 +160,9 @@ class RolloutLog:
         """
         wanted = min(at_least(1, num_prompts=num_prompts), rules.MOST_AT_ONCE)
         if self._prompts is None:
-            raise SpecError(
-                "this log was opened without its prompts",
-                parameter="prompts",
-                remedy="RolloutLog(path, prompts=...), with those that it was made with",
-            )
+            what = "this log was opened without its prompts"
+            remedy = "RolloutLog(path, prompts=...), with those that it was made with"
+            raise SpecError(what, parameter="prompts", remedy=remedy)
         for _ in _attempts(_seconds(timeout=timeout, smallest=0.0)):
             with self._shared.reading() as ledger:
                 jobs = self._jobs.issue(ledger, wanted, self._prompts)
@@ -257,11 +254,9 @@ class RolloutLog:
         version = _optional(0, policy_version=policy_version)
         staleness = _optional(0, max_staleness=max_staleness)
         if staleness is not None and version is None:
-            raise SpecError(
-                "groups cannot be too old without a version to compare with",
-                parameter="policy_version",
-                remedy="policy_version=, the trainer's; or max_staleness=None",
-            )
+            what = "groups cannot be too old without a version to compare with"
+            remedy = "policy_version=, the trainer's; or max_staleness=None"
+            raise SpecError(what, parameter="policy_version", remedy=remedy)
         for _ in _attempts(_seconds(timeout=timeout, smallest=0.0)):
             with self._shared.reading() as ledger:
                 if len(ledger.taken) < wanted and not self.read_only:
@@ -402,10 +397,6 @@ class RolloutLog:
             f"  {state['cursor']:,} issued: {len(state['in_flight']):,} in flight, {len(state['again']):,} to be "
             f"issued again, {state['waiting']:,} waiting, {state['consumed']:,} taken, {state['dropped']:,} dropped"
         )
-
-
-def _reopened(path: str, settings: dict[str, Any]) -> RolloutLog:
-    return RolloutLog(path, **settings)
 
 
 def _attempts(timeout: float) -> Iterator[None]:

@@ -97,12 +97,9 @@ class SharedLedger:
     @contextlib.contextmanager
     def _one_thread(self) -> Iterator[None]:
         if self._process != os.getpid():
-            raise BusyError(
-                "this log can be used by the process that opened it, not by a child of it",
-                folder=self.folder.path,
-                process=f"pid {self._process}",
-                remedy="open it in the child: RolloutLog(path, ...)",
-            )
+            what = "this log can be used by the process that opened it, not by a child of it"
+            remedy = "open it in the child: RolloutLog(path, ...)"
+            raise BusyError(what, folder=self.folder.path, process=f"pid {self._process}", remedy=remedy)
         with self._thread_lock:
             if self._is_closed:
                 remedy = "open it again: RolloutLog(path, ...)"

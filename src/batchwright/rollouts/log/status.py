@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any
 
 import msgspec
@@ -24,7 +22,7 @@ from batchwright.rollouts.log.ledger import Add, Begin, Event, GiveBack, Late, L
 from batchwright.rollouts.log.shared_ledger import replayed
 from batchwright.rollouts.log.stream import rounds_of, rows_of
 
-__all__ = ["Audit", "audit", "history", "ordinal_at", "status"]
+__all__ = ["history", "ordinal_at", "status"]
 
 Facts = dict[str, Any]
 
@@ -32,18 +30,13 @@ Facts = dict[str, Any]
 def status(path: str | os.PathLike[str], position: int | None = None) -> Facts:
     """The places of all prompts. With the position of a checkpoint, in rows, also the groups its run used and will use.
 
-    `lost` has prompts without a place, groups whose content is gone, and groups that the checkpoint used and the
-    journal does not have. `lost` and `used_twice` are counted from the events, not from the ledger's state.
+    `lost` has prompts without a place, and groups whose content is gone. `used_twice` has prompts that were taken
+    twice, and prompts whose groups have the same content.
     """
     with _opened(path) as folder:
         ledger = Ledger()
-        events = [event for _, event in _replay(folder, ledger)]
-        begin, found = ledger.first_event, audit(events)
-        gone = [
-            ordinal
-            for ordinal, answer in found.answers.items()
-            if found.places[ordinal] in ("waiting", "taken") and not folder.has_group(answer)
-        ]
+        num_events = sum(1 for _ in _replay(folder, ledger))
+        begin, is_over = ledger.first_event, rules.is_over(ledger)
         settings = msgspec.structs.asdict(begin)
         facts: Facts = {
             "prompts": {"fingerprint": settings.pop("prompts"), **settings},
@@ -55,14 +48,27 @@ def status(path: str | os.PathLike[str], position: int | None = None) -> Facts:
             "stale": ledger.num_stale,
             "dropped": dict(sorted(ledger.dropped.items())),
             "late": ledger.num_late,
-            "is_over": rules.is_over(ledger),
-            "journal": len(events),
-            "lost": sorted({*found.lost, *gone}),
-            "used_twice": found.used_twice,
+            "is_over": is_over,
+            "journal": num_events,
+            "lost": _lost(folder, ledger),
+            "used_twice": _used_twice(ledger.taken),
         }
         if position is not None:
-            facts["checkpoint"] = _checkpoint(begin, found, at_least(0, position=position), rules.is_over(ledger))
+            facts["checkpoint"] = _checkpoint(begin, len(ledger.taken), at_least(0, position=position), is_over)
         return facts
+
+
+def _lost(folder: LogFolder, ledger: Ledger) -> list[int]:
+    answers = [*ledger.waiting.values(), *ledger.taken]
+    placed = {*ledger.in_flight, *ledger.again, *ledger.dropped}
+    placed |= {answer.ordinal for answer in answers if folder.has_group(answer)}
+    return [ordinal for ordinal in range(ledger.cursor) if ordinal not in placed]
+
+
+def _used_twice(taken: Sequence[Add]) -> list[int]:
+    ordinals = Counter(answer.ordinal for answer in taken)
+    contents = Counter((answer.writer, answer.offset) for answer in taken)
+    return sorted({a.ordinal for a in taken if ordinals[a.ordinal] > 1 or contents[a.writer, a.offset] > 1})
 
 
 def _open_leases(folder: LogFolder, ledger: Ledger) -> list[Facts]:
@@ -81,9 +87,9 @@ def _open_leases(folder: LogFolder, ledger: Ledger) -> list[Facts]:
     ]
 
 
-def _checkpoint(begin: Begin, found: Audit, position: int, is_last: bool) -> Facts:
+def _checkpoint(begin: Begin, num_taken: int, position: int, is_last: bool) -> Facts:
     """The groups used by a run that restores this position, and those that it gets again."""
-    rounds, num_taken = rounds_of(begin), len(found.taken)
+    rounds = rounds_of(begin)
     num_uses = -(-position // begin.group_size)
     used = min(rounds.groups_needed(num_uses), num_taken)
     return {
@@ -150,13 +156,7 @@ def _lines(event: Event, ordinal: int, ledger: Ledger, num_taken: int) -> Iterat
     """The lines of one event in the history of a prompt. `ledger` is the state after it, `num_taken` the one before."""
     match event:
         case rules.Lease():
-            if ordinal in event.died:
-                yield {"event": "lease ended", "reason": "its holder died"}
-            if ordinal in event.overdue:
-                yield {"event": "lease ended", "reason": "its time was up"}
-            if ordinal in event.again or event.first_fresh <= ordinal < event.first_fresh + event.num_fresh:
-                attempt = ledger.issued[ordinal]
-                yield {"event": "issued", "attempt": attempt, "holder": event.writer, "seconds": event.seconds}
+            yield from _lease_lines(event, ordinal, ledger)
         case rules.Renew() if ordinal in event.ordinals:
             yield {"event": "lease renewed", "holder": event.writer}
         case rules.Drop() if ordinal in event.ordinals:
@@ -165,6 +165,16 @@ def _lines(event: Event, ordinal: int, ledger: Ledger, num_taken: int) -> Iterat
             yield from _judgements(event, ordinal, [answer.ordinal for answer in ledger.taken[num_taken:]], num_taken)
         case GiveBack(ordinal=each) | Add(ordinal=each) | Late(ordinal=each) if each == ordinal:
             yield _answer_line(event)
+
+
+def _lease_lines(event: rules.Lease, ordinal: int, ledger: Ledger) -> Iterator[Facts]:
+    if ordinal in event.died:
+        yield {"event": "lease ended", "reason": "its holder died"}
+    if ordinal in event.overdue:
+        yield {"event": "lease ended", "reason": "its time was up"}
+    if ordinal in event.again or event.first_fresh <= ordinal < event.first_fresh + event.num_fresh:
+        attempt = ledger.issued[ordinal]
+        yield {"event": "issued", "attempt": attempt, "holder": event.writer, "seconds": event.seconds}
 
 
 def _answer_line(event: GiveBack | Add | Late) -> Facts:
@@ -199,78 +209,3 @@ def _opened(path: str | os.PathLike[str]) -> Iterator[LogFolder]:
 
 def _replay(folder: LogFolder, ledger: Ledger) -> Iterator[tuple[Record, Event]]:
     return replayed(folder, ledger, read_records(folder.ledger_path))
-
-
-# The audit: a count of the events alone, without the rules of the ledger, as a check on them
-
-
-@dataclass(slots=True)
-class Audit:
-    """The place of each prompt after its last event, and the groups that were used."""
-
-    places: dict[int, str] = field(default_factory=dict)
-    """By ordinal: in flight, again, waiting, taken or dropped."""
-    answers: dict[int, Add] = field(default_factory=dict)
-    """By ordinal: the last one."""
-    waiting: dict[int, None] = field(default_factory=dict)
-    """Ordinals, in the order in which they were answered."""
-    taken: list[int] = field(default_factory=list)
-    """Ordinals, in the order of use."""
-    contents: Counter[tuple[str, int]] = field(default_factory=Counter)
-    """The number of times each group was taken, by the place of its content."""
-
-    @property
-    def cursor(self) -> int:
-        return max(self.places, default=-1) + 1
-
-    @property
-    def lost(self) -> list[int]:
-        """Prompts without a place, before one that was issued."""
-        return [ordinal for ordinal in range(self.cursor) if ordinal not in self.places]
-
-    @property
-    def used_twice(self) -> list[int]:
-        """Prompts with several taken groups, or with one group that was taken twice."""
-        twice = {ordinal for ordinal, count in Counter(self.taken).items() if count > 1}
-        again = {place for place, count in self.contents.items() if count > 1}
-        twice |= {ordinal for ordinal, answer in self.answers.items() if (answer.writer, answer.offset) in again}
-        return sorted(twice)
-
-
-def audit(events: Iterable[Event]) -> Audit:
-    """Count the events, without the ledger's checks."""
-    found = Audit()
-    places = found.places
-    for event in events:
-        match event:
-            case rules.Lease():
-                for ordinal in (*event.died, *event.overdue):
-                    places[ordinal] = "again"
-                for ordinal in (*event.again, *range(event.first_fresh, event.first_fresh + event.num_fresh)):
-                    places[ordinal] = "in flight"
-            case GiveBack():
-                places[event.ordinal] = "again"
-            case Add():
-                places[event.ordinal] = "waiting"
-                found.answers[event.ordinal] = event
-                found.waiting[event.ordinal] = None
-            case rules.Drop():
-                for ordinal in event.ordinals:
-                    places[ordinal] = "dropped"
-                    found.waiting.pop(ordinal, None)
-            case Take():
-                _take(found, event)
-    return found
-
-
-def _take(found: Audit, event: Take) -> None:
-    stale = set(event.stale)
-    for ordinal in list(islice(found.waiting, event.num_judged)):
-        del found.waiting[ordinal]
-        if ordinal in stale:
-            found.places[ordinal] = "again" if event.reissue else "dropped"
-        else:
-            answer = found.answers[ordinal]
-            found.places[ordinal] = "taken"
-            found.taken.append(ordinal)
-            found.contents[answer.writer, answer.offset] += 1

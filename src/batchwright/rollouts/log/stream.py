@@ -23,10 +23,11 @@ from batchwright.base.fingerprint import fingerprint, fingerprint_rows
 from batchwright.order.permute import permutation
 from batchwright.rollouts.log.groups import checked_prompt
 from batchwright.rollouts.log.ledger import Begin
-from batchwright.sources import Malformed, cut_files, cut_rows, format_for, list_files, looks_like_paths, read_unit
-from batchwright.sources.formats import known_extensions
+from batchwright.rollouts.table import rows_of_units
+from batchwright.sources.formats import Format, format_for, known_extensions
+from batchwright.sources.listing import list_files, looks_like_paths
 from batchwright.sources.memory import table_rows
-from batchwright.sources.units import EndOfSpan, error_of
+from batchwright.sources.units import Unit, cut_files, cut_rows
 
 __all__ = [
     "Prompts",
@@ -88,11 +89,8 @@ def _rows_of(source: Any, column: str, format: str | None) -> Iterable[Row]:
     if table is not None:
         return _rows_of_units(cut_rows(table), {})
     if isinstance(source, bytes | bytearray | Mapping) or not hasattr(source, "__iter__"):
-        raise SpecError(
-            f"a {type(source).__name__} is not a source of prompts",
-            parameter="prompts",
-            remedy="a path, rows (dicts or strings), or a table",
-        )
+        what = f"a {type(source).__name__} is not a source of prompts"
+        raise SpecError(what, parameter="prompts", remedy="a path, rows (dicts or strings), or a table")
     rows = list(source)
     if format is not None or looks_like_paths(rows, known_extensions()):
         return _rows_of_files(rows, format)
@@ -104,12 +102,8 @@ def _row(number: int, row: Any, column: str) -> Row:
         return copy.deepcopy(dict(row))
     if isinstance(row, str):
         return {column: row}
-    raise SampleError(
-        f"a prompt is a dict or text, got a {type(row).__name__}",
-        row=number,
-        column=column,
-        remedy=f"{{{column!r}: ...}} with text, token ids or messages",
-    )
+    what = f"a prompt is a dict or text, got a {type(row).__name__}"
+    raise SampleError(what, row=number, column=column, remedy=f"{{{column!r}: ...}} with text, token ids or messages")
 
 
 def _rows_of_files(source: Any, format: str | None) -> Iterator[Row]:
@@ -118,35 +112,22 @@ def _rows_of_files(source: Any, format: str | None) -> Iterator[Row]:
     return _rows_of_units(cut_files([(n, file.path, file.num_bytes) for n, file in enumerate(files)], format), formats)
 
 
-def _rows_of_units(units: Iterable[Any], formats: Mapping[str, Any]) -> Iterator[Row]:
-    for unit in units:
-        for span, number, row in read_unit(unit, formats):
-            if isinstance(row, Malformed):
-                error = error_of(row, unit, span, number, formats)
-                error.remedy = row.remedy or "mend the row: a prompt that cannot be read would be lost"
-                raise error
-            if not isinstance(row, EndOfSpan):
-                yield row
+def _rows_of_units(units: Iterable[Unit], formats: Mapping[str, Format]) -> Iterator[Row]:
+    remedy = "mend the row: a prompt that cannot be read would be lost"
+    return (row for *_, row in rows_of_units(units, formats, remedy))
 
 
 def _check(number: int, row: Row, column: str, vocab_size: int | None) -> None:
     if column not in row:
-        raise SampleError(
-            f"a row without {column!r}",
-            row=number,
-            column=column,
-            columns=", ".join(map(repr, row)) or "none",
-            remedy="prompt_column= with the name of the column that holds the prompt",
-        )
+        what = f"a row without {column!r}"
+        remedy = "prompt_column= with the name of the column that holds the prompt"
+        raise SampleError(what, row=number, column=column, columns=", ".join(map(repr, row)) or "none", remedy=remedy)
     try:
         checked_prompt(row[column], vocab_size)
     except ValueError as error:
-        raise SampleError(
-            f"a prompt cannot be used: {error}",
-            row=number,
-            column=column,
-            remedy="text, token ids, or messages ({'role': ..., 'content': ...})",
-        ) from None
+        what = f"a prompt cannot be used: {error}"
+        remedy = "text, token ids, or messages ({'role': ..., 'content': ...})"
+        raise SampleError(what, row=number, column=column, remedy=remedy) from None
 
 
 def rows_of(ordinals: list[int], begin: Begin) -> tuple[list[int], list[int]]:
@@ -191,11 +172,9 @@ def first_event(prompts: Prompts, given: dict[str, Any]) -> Begin:
             "a new log needs the number of responses to each prompt", parameter="group_size", remedy="group_size=8"
         )
     if settings["samples_per_insert"] > 1 and settings["round_groups"] is None:
-        raise SpecError(
-            "groups that are used several times are used in rounds",
-            parameter="round_groups",
-            remedy="round_groups=64: the trainer passes samples_per_insert times over each 64 groups",
-        )
+        what = "groups that are used several times are used in rounds"
+        remedy = "round_groups=64: the trainer passes samples_per_insert times over each 64 groups"
+        raise SpecError(what, parameter="round_groups", remedy=remedy)
     return Begin(prompts=prompts.fingerprint, num_prompts=len(prompts), **settings)
 
 
@@ -212,12 +191,9 @@ def refuse_other_stream(begin: Begin, given: dict[str, Any], prompts: Prompts | 
     for name, value in given.items():
         recorded = getattr(begin, name)
         if value != recorded:
-            raise PlanError(
-                f"this log was made with {name}={recorded}, not {value}",
-                folder=path,
-                parameter=name,
-                remedy=f"{name}={recorded}, or leave it out; or another folder",
-            )
+            what = f"this log was made with {name}={recorded}, not {value}"
+            remedy = f"{name}={recorded}, or leave it out; or another folder"
+            raise PlanError(what, folder=path, parameter=name, remedy=remedy)
 
 
 # Uses
