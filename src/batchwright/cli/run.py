@@ -24,7 +24,6 @@ from batchwright.base.machine import boot_id, die_with_parent, is_linux
 from batchwright.cli.prepare import ACCEPT_CHANGE, find_modules_here
 from batchwright.cli.train import trainer_of
 from batchwright.cli.values import count
-from batchwright.queue.members import Liveness
 
 __all__ = ["EXAMPLES", "SUMMARY", "TAKES_SETTINGS", "add_arguments", "run"]
 
@@ -161,6 +160,8 @@ class _Together:
         return None
 
     def _has_begun(self) -> bool:
+        from batchwright.queue.members import Liveness
+
         pids = {provider.process.pid for provider in self.providers if not provider.is_over}
         # Before it makes or waits, it reads its data, and may yet find that another provider made the queue.
         return any(

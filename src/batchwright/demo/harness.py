@@ -256,11 +256,10 @@ def follow(function: Callable[..., None], take: Callable[[Report], bool], *, log
                 os.kill(started.pid, signal.SIGKILL)
                 is_killed = True
         code = started.wait()
-    if code != (-signal.SIGKILL if is_killed else 0):
-        raise WorkerError(
-            "the training process ended too early" if code else "the training process ended before it was killed",
-            exit_code=code,
-            output=log.read_text().strip()[-2000:] or None,
-            remedy="run the demo again" if code else "run the demo again, with more --steps",
-        )
-    return started.pid
+    if code == (-signal.SIGKILL if is_killed else 0):
+        return started.pid
+    what, remedy = "too early", "run the demo again"
+    if code == 0:
+        what, remedy = "before it was killed", "run the demo again, with more --steps"
+    output = log.read_text().strip()[-2000:] or None
+    raise WorkerError(f"the training process ended {what}", exit_code=code, output=output, remedy=remedy)
