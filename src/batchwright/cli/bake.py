@@ -251,9 +251,9 @@ def _quantity(text: str | None) -> int | float | None:
 
 def _recipe_of_file(arguments: argparse.Namespace) -> bw.DatasetRecipe:
     """The `recipe` of a Python file. Its functions travel to workers by value: they cannot import it."""
-    import importlib.util
-
     import cloudpickle
+
+    from batchwright.base.plugins import module_for, run_file
 
     path = local_path(source=arguments.source[0])
     given = [flag_of(name) for name in _OF_A_RECIPE if getattr(arguments, name) not in (None, False)]
@@ -261,15 +261,11 @@ def _recipe_of_file(arguments: argparse.Namespace) -> bw.DatasetRecipe:
         raise SpecError(f"{', '.join(given)}: a recipe file sets this itself", file=path)
     if not path.is_file():
         raise SpecError(f"no recipe at {path}", file=path, remedy="a Python file that defines `recipe`, or --format")
-    spec = importlib.util.spec_from_file_location(f"batchwright_recipe_{path.stem}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
+    module = module_for(path, f"batchwright_recipe_{path.stem}")
     sys.path.insert(0, str(path.parent.absolute()))  # as Python does for a script: modules beside it can be imported
     cloudpickle.register_pickle_by_value(module)
     try:
-        spec.loader.exec_module(module)
+        run_file(module)
     except BatchwrightError:
         raise
     except (Exception, SystemExit) as error:
