@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--source", metavar="NAME", help="only documents of this source")
     add("--count", type=count, metavar="N", help="number of documents (3) or rows (all)")
     add("--chars", type=whole_number, metavar="N", help="characters of a buffer's value (400); 0: whole texts")
-    add("--ids", action="store_true", help="token by token, with ids")
+    add("--ids", action="store_true", help="show each token with its id")
     add("--html", metavar="FILE", help="write a page with trained tokens marked, instead of text")
     add_settings(parser)
     add_json(parser)
