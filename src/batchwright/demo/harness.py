@@ -27,7 +27,7 @@ from batchwright.demo import ONE_THREAD
 
 __all__ = [
     *("COLUMNS", "Demo", "LiveLine", "NotAsExpected", "expect", "follow", "head", "near", "printed_by", "process"),
-    *("report", "say", "show_pieces", "show_verb"),
+    *("report", "reported", "say", "show_pieces", "show_verb"),
 ]
 
 COLUMNS = 100
@@ -216,6 +216,13 @@ def show_verb(*arguments: str | Path) -> str:
 def report(**facts: Any) -> None:
     """In a process of a demo: print one line of JSON for the process that follows it."""
     print(json.dumps(facts), flush=True)
+
+
+def reported(function: Callable[..., None], *arguments: Any, **named: Any) -> list[Report]:
+    """Call a function in this process, and return its reports."""
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        function(*arguments, **named)
+    return [json.loads(line) for line in printed.getvalue().splitlines()]
 
 
 @contextlib.contextmanager
