@@ -89,9 +89,9 @@ def test_info_says_that_tokens_are_adopted_and_where_they_lie(adopted, data, suc
 
 
 def test_look_shows_documents_and_batches_of_adopted_tokens(adopted, succeeds):
-    assert "text 3 and and and more" in succeeds(f"look {adopted} --count 30").out
+    assert "t⟦ext 3 and and and more" in succeeds(f"look {adopted} --count 30").out
     out = succeeds(f"look {adopted} --chunk-size 8 --shuffle none --step 0").out
-    assert "train.bin, row 0 begins: tokens 0-9" in out
+    assert "train.bin, row 0, line 1, tokens 0-9" in out
 
 
 def test_plan_trace_digest_and_gc_work_over_adopted_tokens(adopted, succeeds):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import py_compile
 
 import pytest
 
@@ -161,7 +163,17 @@ def test_explain_says_what_would_happen_and_writes_nothing(tmp_path, succeeds):
     told = json.loads(succeeds("bake recipe.py --explain --json", cwd=tmp_path).out)
     assert told["instructions"][0]["counts"] == {"rows read": 2, "not where": 1, "kept": 1}
     assert told["num_rows"] == 1
-    assert [path.name for path in tmp_path.iterdir() if path.name != "__pycache__"] == ["recipe.py"]
+    assert [path.name for path in tmp_path.iterdir()] == ["recipe.py"]
+
+
+def test_a_recipe_file_is_run_as_it_is_now(tmp_path, succeeds):
+    recipe = tmp_path / "recipe.py"
+    recipe.write_text(ROWS)
+    py_compile.compile(str(recipe))
+    compiled_at = recipe.stat().st_mtime_ns
+    recipe.write_text(ROWS.replace("> 1", "> 0"))
+    os.utime(recipe, ns=(compiled_at, compiled_at))  # an edit of the same size, in the same second
+    assert "└─ 2 rows in the end" in succeeds("bake recipe.py --explain", cwd=tmp_path).out
 
 
 def test_a_recipe_file_without_tokens_gives_a_buffer(tmp_path, succeeds):

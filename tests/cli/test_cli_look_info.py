@@ -8,6 +8,7 @@ import shutil
 import pytest
 
 import batchwright as bw
+from batchwright.cli.output import lines_in_words
 
 # info
 
@@ -65,9 +66,10 @@ def test_look_shows_documents_with_their_origin(store, succeeds):
     opened, text = bw.open_store(store), succeeds(f"look {store} --source notes --count 2").out
     for number in range(2):
         document = opened.stream("notes").document(number)
-        assert f"notes (train), <memory>, row {document.row}, {len(document.tokens)} tokens" in text
-        assert f"  | {opened.decode(document.tokens)}\n" in text
-    assert text.count("document ") == 2
+        assert f"(train): <memory>, row {document.row}\n" in text
+        said = opened.decode(document.tokens)
+        assert f"  | {said[0]}⟦{said[1:].removesuffix('<eos>')}" in text
+    assert text.count("  -- document ") == text.count("row 0: notes, ") + text.count("row 1: notes, ") == 2
 
 
 def test_look_goes_to_a_document_of_the_store(store, succeeds):
@@ -93,7 +95,7 @@ def test_look_shows_what_a_loader_hands_over(store, succeeds):
     command = f"look {store} --chunk-size 16 --batch-size 3 --seed 5 --step 4"
     shown = succeeds(command, "--json").json
     assert shown["plan"] == loader.plan.fingerprint
-    assert [row["tokens"][:-1] for row in shown["rows"]] == batch.input_ids.tolist()
+    assert [row["input_ids"] for row in shown["rows"]] == batch.input_ids.tolist()
     assert [row["source"] for row in shown["rows"]] == batch.metadata["source"]
 
 
@@ -104,18 +106,20 @@ def test_look_writes_no_plan(store, plan, succeeds):
 
 def test_look_marks_where_documents_begin_and_which_source_they_are_from(store, plan, succeeds):
     text = succeeds(f"look {store} {plan} --step 2").out
-    assert f"step 2 of plan {plan}: 12 rows of 16 tokens" in text
+    assert f"step 2 of plan {plan}\n12 of 12 rows, 192 tokens" in text
     for record in bw.trace(store, plan, step=2):
-        begins = "begins" if record.document_span[0] == 0 else "continues"
-        assert f"  -- {record.file}, row {record.row} {begins}: tokens" in text
-        assert f"(position {record.position}): {record.source}, epoch 0" in text
+        if record.window_span[0] == 16:  # only the last target is from there
+            continue
+        start, stop = record.document_span
+        assert f"{record.file}, row {record.row}{lines_in_words(record.lines)}, tokens {start}-{stop}" in text
+        assert f": {record.source}, position {record.position}, epoch 0, 16 tokens" in text
 
 
 def test_look_shows_ids_token_by_token(store, plan, succeeds):
     row = succeeds(f"look {store} {plan} --step 2 --json").json["rows"][0]
-    first = row["tokens"][0]
+    first, second, *_ = row["input_ids"]
     text = succeeds(f"look {store} {plan} --step 2 --count 1 --ids").out
-    assert f"  | {first}:{bytes([first]).decode()!r} {row['tokens'][1]}:" in text
+    assert f"  | {first}:{bytes([first]).decode()!r} ⟦{second}:" in text
     assert "and 11 more rows: --count 12" in text
 
 
@@ -124,15 +128,29 @@ def test_look_does_not_let_a_document_drive_the_terminal(tmp_path, succeeds):
     bw.bake(recipe.prepare_step(bw.tokenize("bytes")), to=tmp_path / "a.store", workers=0, show_progress=False)
     text = succeeds(f"look {tmp_path / 'a.store'}").out
     assert "\x1b" not in text
-    assert "\\x1b]0;owned\\x07 clear \\x1b[2J" in text
+    assert "\\x1b⟦]0;owned\\x07 clear \\x1b[2J⟧" in text
 
 
 def test_look_at_a_store_that_cannot_decode_shows_ids(tmp_path, succeeds):
     recipe = bw.DatasetRecipe().add_ingredient(["abc"], name="words")
     recipe.prepare_step(bw.tokenize(lambda text: [len(text)], vocab_size=9))
     bw.bake(recipe, to=tmp_path / "a.store", workers=0, show_progress=False)
-    assert "cannot decode: --ids" in succeeds(f"look {tmp_path / 'a.store'}").out
-    assert "  | 3\n" in succeeds(f"look {tmp_path / 'a.store'} --ids").out
+    text = succeeds(f"look {tmp_path / 'a.store'}").out
+    assert "note: ids, no text: the tokenizer was a function" in text
+    assert "  | 3 \n" in text
+
+
+def test_look_colors_trained_tokens_in_a_terminal_only(store, plan, succeeds, monkeypatch):
+    marked = [succeeds(f"look {store} --count 1").out, succeeds(f"look {store} {plan} --count 1").out]
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    colored = [succeeds(f"look {store} --count 1").out, succeeds(f"look {store} {plan} --count 1").out]
+    for marks, colors in zip(marked, colored, strict=True):
+        assert "⟦trained⟧" in marks
+        assert "\x1b" not in marks
+        assert colors.count("\x1b[30;42m") > 1  # the legend, and a token
+        assert "⟦" not in colors
 
 
 @pytest.mark.parametrize(
@@ -146,6 +164,7 @@ def test_look_at_a_store_that_cannot_decode_shows_ids(tmp_path, succeeds):
         (["--chunk-size", "16", "--step", "-1"], "step -1"),
         (["--chunk-size", "1e9"], "chunk_size=1000000000"),
         (["--count", "0"], "--count: '0'"),
+        (["--chars", "80"], "--chars 80"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -38,7 +38,7 @@ def pairs(tmp_path_factory):
 def test_conversations_are_shown_with_what_is_trained(chats, succeeds):
     assert succeeds(f"look {chats} --count 1").out.split("\n")[3:-1] == [
         "row 0: chats, 66 tokens, 11 trained",
-        "  -- document 0: <memory>, row 0",
+        "  -- document 0 (train): <memory>, row 0",
         "  user      | <|im_start|>user↵",
         "            | 2+2?<|im_end|>↵",
         "  assistant | <|im_start|>assistant↵",
@@ -48,7 +48,7 @@ def test_conversations_are_shown_with_what_is_trained(chats, succeeds):
 
 def test_another_loss_marks_other_tokens(chats, succeeds):
     text = succeeds(f"look {chats} --document 1 --loss", "user, without end of turn").out
-    assert "  -- document 1: <memory>, row 1\n" in text
+    assert "  -- document 1 (train): <memory>, row 1\n" in text
     assert "⟦Hi <script>⟧<|im_end|>↵" in text
     assert text.count("⟦") == 2  # and the legend
 
@@ -63,7 +63,7 @@ def test_conversations_as_json_say_what_each_token_is(chats, succeeds):
 
 def test_the_sides_of_a_pair_are_two_rows(pairs, succeeds):
     text = succeeds(f"look {pairs}").out
-    assert text.count("  -- document 0: <memory>, row 0\n") == 2
+    assert text.count("  -- document 0 (train): <memory>, row 0\n") == 2
     chosen, rejected = text.partition("\nrow 1: ")[::2]
     assert "row 0: chats, chosen, " in chosen
     assert "⟦4<|im_end|>⟧" in chosen
@@ -93,8 +93,8 @@ def test_a_step_of_a_plan_is_what_a_loader_hands_over(chats, succeeds):
 
 def test_a_step_of_pairs_has_two_rows_for_each(pairs, succeeds):
     text = succeeds("look", pairs, *SETTINGS).out
-    assert "row 0: chats, position 0, chosen, 66 tokens, 11 trained, 3 of padding\n" in text
-    assert "row 1: chats, position 0, rejected, 69 tokens, 14 trained\n" in text
+    assert "row 0: chats, position 0, epoch 0, chosen, 66 tokens, 11 trained, 3 of padding\n" in text
+    assert "row 1: chats, position 0, epoch 0, rejected, 69 tokens, 14 trained\n" in text
 
 
 def test_rows_that_are_not_shown_are_counted(chats, succeeds):
@@ -119,7 +119,7 @@ def test_a_page_of_text_marks_all_that_is_learned(store, plan, tmp_path, succeed
     assert page.read_text().count("16 tokens, 16 trained") == 3
     succeeds(f"look {store} --document 17 --count 1 --html {page}")
     assert page.read_text().count("<h4>") == 1
-    assert "document 17: " in page.read_text()
+    assert "document 17 (train): " in page.read_text()
 
 
 @pytest.mark.parametrize(

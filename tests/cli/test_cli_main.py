@@ -58,8 +58,12 @@ def test_every_verb_explains_itself_with_an_example(verb, succeeds):
 # (verb and arguments, what its text says, what its JSON says of the same)
 REPORTS = [
     (["info", "STORE"], "tokenizer  bytes, 257 ids", lambda json: json["tokenizer"]["vocab_size"] == 257),
-    (["look", "STORE", "--count", "1"], "document 0: web", lambda json: len(json["documents"]) == 1),
-    (["look", "STORE", "PLAN", "--step", "1"], "row 11 (position 23)", lambda json: json["rows"][11]["position"] == 23),
+    (["look", "STORE", "--count", "1"], "document 0 (train): ", lambda json: len(json["documents"]) == 1),
+    (
+        ["look", "STORE", "PLAN", "--step", "1"],
+        "row 11: web, position 23",
+        lambda json: json["rows"][11]["position"] == 23,
+    ),
     (["plan", "STORE"], "batch sizes", lambda json: json["plans"][0]["runs"] == [[[0, 0, 12]]]),
     (["plan", "STORE", "PLAN"], "12 rows, 192 tokens a step", lambda json: json["batch_rows"] == 12),
     (["trace", "STORE", "PLAN", "--step", "9"], "step 9, rank 0", lambda json: json["records"][0]["step"] == 9),

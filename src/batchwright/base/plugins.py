@@ -1,4 +1,4 @@
-"""Plug-ins: what they must do, and the names under which decorators and installed packages register them.
+"""Code of users: what plug-ins must do, the names under which they are registered, and Python files that are run.
 
 Nothing here needs to be inherited. Entry points are loaded when an unknown name or a list of names is asked for, never
 at import. They do not replace registered names: the meaning of a name does not depend on earlier lookups.
@@ -6,8 +6,14 @@ at import. They do not replace registered names: the meaning of a name does not 
 
 from __future__ import annotations
 
+import ast
+import importlib.util
+import sys
 import threading
+import tokenize
 from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from batchwright.base.errors import SpecError
@@ -22,7 +28,7 @@ import cloudpickle
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Registry", "Rows", "Tokenizer", "by_value"]
+__all__ = ["Registry", "Rows", "Tokenizer", "by_value", "module_for", "run_file"]
 
 T = TypeVar("T")
 
@@ -113,6 +119,26 @@ class Registry(Generic[T]):
                 self.failed.pop(_about(entry), None)
                 if entry.name not in self._offered and entry.name not in self._known:
                     self.failed[_about(entry)] = LookupError(f"it registers no {self.kind} named {entry.name!r}")
+
+
+def module_for(file: Path, name: str) -> ModuleType:
+    """An empty module for a Python file, in sys.modules, where dataclasses, pickle and inspect find it."""
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    return module
+
+
+def run_file(module: ModuleType, change: Callable[[ast.Module], ast.Module] = lambda tree: tree) -> None:
+    """Run the present text of a module's file. `change` may edit its syntax tree.
+
+    No `__pycache__` is read or written: an edit of the same size in the same second would not count.
+    """
+    file = str(module.__file__)
+    with tokenize.open(file) as opened:  # in the encoding that it declares
+        text = opened.read()
+    module.__dict__["__source__"] = text  # the text that runs: the file may be edited before it is fingerprinted
+    exec(compile(change(ast.parse(text, file)), file, "exec", dont_inherit=True), module.__dict__)
 
 
 def by_value(rebuild: Callable[..., Any], *arguments: Any, function: Any) -> tuple[Any, ...]:

@@ -25,7 +25,16 @@ import cloudpickle
 from batchwright.base.errors import BatchwrightError, SpecError, WorkerError
 from batchwright.base.machine import die_with_parent
 
-__all__ = ["Worker"]
+__all__ = ["Worker", "python_command"]
+
+
+def python_command(code: str) -> list[str]:
+    """A new Python that runs some code.
+
+    It finds modules where this process does, and nowhere else: not in the folder in which it happens to start.
+    """
+    paths = [path or os.getcwd() for path in sys.path]
+    return [sys.executable, "-c", f"import sys; sys.path[:] = {paths!r}; {code}"]
 
 
 class Worker:
@@ -36,15 +45,10 @@ class Worker:
         self.doing = doing
         packed = _pack(function)
         self.connection, theirs = Pipe()
-        # The child finds modules where this process does, and nowhere else: not in a folder it happens to start in.
-        paths = [path or os.getcwd() for path in sys.path]
-        code = (
-            f"import sys; sys.path[:] = {paths!r}; "
-            f"from batchwright.base.processes import _main; _main({theirs.fileno()}, {os.getpid()})"
-        )
+        code = f"from batchwright.base.processes import _main; _main({theirs.fileno()}, {os.getpid()})"
         with theirs:
             self.process: subprocess.Popen[bytes] = _launch(
-                [sys.executable, "-c", code],
+                python_command(code),
                 pass_fds=[theirs.fileno(), *share],
                 stdin=subprocess.DEVNULL,
                 process_group=0,  # Ctrl-C in a terminal is for the parent, which ends its workers without tracebacks

@@ -190,7 +190,7 @@ def _heading(view: _View, shown: int) -> str:
 
 def _row_heading(view: _View, row: int) -> str:
     known: dict[str, Any] = {}
-    for name in ("source", "position", "side", "weight"):
+    for name in ("source", "position", "epoch", "side", "weight"):
         values = view.metadata.get(name)
         if isinstance(values, Sequence | np.ndarray) and not isinstance(values, str) and len(values) > row:
             known[name] = values[row]
@@ -199,6 +199,8 @@ def _row_heading(view: _View, row: int) -> str:
         words.append(str(known["source"]))
     if "position" in known:
         words.append(f"position {int(known['position']):,}")
+    if "epoch" in known:
+        words.append(f"epoch {known['epoch']}")
     if known.get("side"):
         words.append(str(known["side"]))
     if float(known.get("weight", 1)) == 0:

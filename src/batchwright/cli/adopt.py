@@ -3,7 +3,7 @@
 A PATH is a nanoGPT .bin (also with the header of llm.c), a .npy, a Megatron .idx or .bin or their common prefix, a
 datatrove .ds, a folder of such files, or a quoted glob. NAME=PATH names a source, which can be mixed by weights. Files
 named train and val become the two splits. Each file is read once, to hash it and to check that every id is in the
-vocabulary; it is never changed. In formats without borders of documents, the end-of-document id separates them.
+vocabulary; it is never changed. If a format does not record where documents end, the end-of-document id separates them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--split", choices=("train", "val"), help="the split of all files")
     add("--name", metavar="SOURCE", help="name of the source (from the file names)")
     add("--eos", metavar="ID|TOKEN", help="the end of a document (the tokenizer's own); none: a file is one document")
-    add("--eos-first", action="store_true", help="that id begins documents, and does not end them")
+    add("--eos-first", action="store_true", help="the id begins documents instead of ending them")
     add("--dtype", help="type of ids in .bin files (uint16; uint32 for a vocabulary over 65,536)")
     add("--format", help="bin, npy, megatron or datatrove, if the extension does not say")
     add("--quiet", action="store_true", help="no progress")

@@ -15,7 +15,7 @@ trained ones. The first row shows the format of the conversations, or --conversa
 One SOURCE that ends in .py (without --format) is run, and the DatasetRecipe that it defines as `recipe` is baked. It is
 code: run only files that you trust. A recipe without a tokenize step gives a buffer of rows.
 
---explain reads everything, writes nothing, and shows the effect of each instruction in numbers of rows.
+--explain reads everything, writes nothing, and shows how many rows each instruction keeps and drops.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("source", nargs="+", metavar="SOURCE", help="file, folder, glob, NAME=PATH, or one recipe.py")
     add("--to", metavar="STORE", help="the folder of the store, new or existing")
-    add("--explain", action="store_true", help="only show the effect of each instruction, in numbers of rows")
-    add("--check", action="store_true", help="first test on a sample that each function depends on its row alone")
+    add("--explain", action="store_true", help="only show how many rows each instruction keeps and drops")
+    add("--check", action="store_true", help="first test, on a sample, that each function depends only on its row")
     add("--format", action="append", help="text (a file is a document), lines (a line is one), jsonl, or a plug-in's")
     add("--text", action="append", metavar="COLUMN", help="column, path or template of the text (text)")
     add("--option", action="append", metavar="KEY=VALUE", help="an option of the file format, e.g. delimiter=';'")
@@ -80,7 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--holdout", type=float, metavar="SHARE", help="hold out a share as split val, e.g. 0.005")
     add("--seed", type=int, help="seed of everything random (0)")
     add("--workers", type=whole_number, help="processes (one per CPU); the result does not depend on it")
-    add("--on-error", choices=("raise", "skip"), default="raise", help="a malformed row: stop (raise), or count (skip)")
+    add("--on-error", choices=("raise", "skip"), default="raise", help="at a malformed row: stop (raise), or skip it")
     add("--no-shuffle", action="store_true", help="keep documents in the order of the files")
     add("--quiet", action="store_true", help="no progress")
     add_json(parser)
@@ -251,9 +251,9 @@ def _quantity(text: str | None) -> int | float | None:
 
 def _recipe_of_file(arguments: argparse.Namespace) -> bw.DatasetRecipe:
     """The `recipe` of a Python file. Its functions travel to workers by value: they cannot import it."""
-    import importlib.util
-
     import cloudpickle
+
+    from batchwright.base.plugins import module_for, run_file
 
     path = local_path(source=arguments.source[0])
     given = [flag_of(name) for name in _OF_A_RECIPE if getattr(arguments, name) not in (None, False)]
@@ -261,15 +261,11 @@ def _recipe_of_file(arguments: argparse.Namespace) -> bw.DatasetRecipe:
         raise SpecError(f"{', '.join(given)}: a recipe file sets this itself", file=path)
     if not path.is_file():
         raise SpecError(f"no recipe at {path}", file=path, remedy="a Python file that defines `recipe`, or --format")
-    spec = importlib.util.spec_from_file_location(f"batchwright_recipe_{path.stem}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
+    module = module_for(path, f"batchwright_recipe_{path.stem}")
     sys.path.insert(0, str(path.parent.absolute()))  # as Python does for a script: modules beside it can be imported
     cloudpickle.register_pickle_by_value(module)
     try:
-        spec.loader.exec_module(module)
+        run_file(module)
     except BatchwrightError:
         raise
     except (Exception, SystemExit) as error:

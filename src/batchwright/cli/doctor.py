@@ -2,8 +2,8 @@
 
 `doctor chat` renders and encodes the first 1,000 rows of a file of conversations, without a bake, and reports what
 would go wrong in training: rows that cannot be used, masks that are empty or leave out the end of turn, two start
-tokens, a template for another tokenizer, too many rows over length. Then it shows the masks of a few rows. The exit
-code is 1 if a check failed.
+tokens, a template for another tokenizer, too many rows over the length limit. Then it shows the masks of a few rows.
+The exit code is 1 if a check failed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Prove on your own plan that a run can be killed and restarted anywhere, on other ranks and workers.
 
 It reads the steps once without a break. Then it reads them again in legs of real processes, each leg with other ranks
-and workers, started from the last checkpoint and killed with signal 9 in a random step. Every row and state of every
+and workers, started from the last checkpoint and killed with SIGKILL at a random step. Every row and state of every
 rank is compared with the uninterrupted run. If one differs, it prints the first step that does, with exit code 1.
 
 TARGET is a plan (its fingerprint with --store, or its file), or a store with loader settings. Nothing is written.

@@ -1,17 +1,14 @@
 """Look at data in the terminal: documents of a store, rows of a buffer, or the batches of a run.
 
-Without loader settings it shows documents as they are stored. With --chunk-size (or a PLAN) it shows the decoded rows
-of one step. A line marks where a document begins and its source, and which rows an amendment skips. STORE is any one
-store of a mixture: its plan finds the others. Control characters in the text are escaped.
-
-For conversations, and for rows that a plan packs, trained tokens are marked, as by `batchwright.look(batch)`; --html
-writes this as a page, for any store or plan. For a buffer it shows rows: --document is the first of them.
+Without loader settings it shows documents. With --chunk-size, or a PLAN, it shows the rows of one step, with the file
+and row of each document in them, and the rows that an amendment skips. STORE is any one store of a mixture: its plan
+finds the others. Trained tokens are marked, in a terminal by colors, as by `batchwright.look(batch)`; --html writes
+this as a page. Control characters in the text are escaped. For a buffer it shows rows: --document is the first of them.
 """
 
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from itertools import groupby
@@ -22,7 +19,7 @@ from batchwright.base.checks import local_path
 from batchwright.base.errors import SpecError
 from batchwright.base.files import write_whole
 from batchwright.base.words import counted, truncated
-from batchwright.cli.output import add_json, indented, lines_in_words, print_json, printable
+from batchwright.cli.output import add_json, print_json, printable
 from batchwright.cli.values import add_settings, count, is_buffer, refuse_settings, settings_given, whole_number
 
 if TYPE_CHECKING:
@@ -30,12 +27,11 @@ if TYPE_CHECKING:
 
 __all__ = ["EXAMPLES", "SUMMARY", "add_arguments", "run"]
 
-Row = list["bw.TraceRecord"]
-"""The pieces of documents in a row."""
 Found = tuple[int, "TokenStream", int]
 """(number of a document in its store, its stream, its number there)."""
 _OF_DOCUMENTS = {"--split", "--loss", "--no-end-of-turn"}
 """Loader settings that documents alone can be shown with."""
+_MOST_CHARACTERS = 400
 
 SUMMARY = "documents and batches, decoded, in the terminal"
 
@@ -59,8 +55,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--document", type=whole_number, metavar="N", help="the first document (0)")
     add("--source", metavar="NAME", help="only documents of this source")
     add("--count", type=count, metavar="N", help="number of documents (3) or rows (all)")
-    add("--chars", type=whole_number, default=400, metavar="N", help="characters of a piece (400); 0: all")
-    add("--ids", action="store_true", help="token by token, with ids")
+    add("--chars", type=whole_number, metavar="N", help="characters of a buffer's value (400); 0: whole texts")
+    add("--ids", action="store_true", help="show each token with its id")
     add("--html", metavar="FILE", help="write a page with trained tokens marked, instead of text")
     add_settings(parser)
     add_json(parser)
@@ -73,6 +69,11 @@ def run(arguments: argparse.Namespace) -> None:
     if is_buffer(arguments.store):
         return _buffer_rows(arguments)
     _check_page(arguments)
+    if arguments.chars:
+        what = f"--chars {arguments.chars} does not apply: {arguments.store} is not a buffer"
+        raise SpecError(
+            what, parameter="chars", remedy="--chars 0 for whole texts; without it, long ones are shortened"
+        )
     if arguments.plan is not None:
         refuse_settings(arguments, arguments.plan)
         plan = find_plan(arguments.store, arguments.plan, batch_size=arguments.batch_size)
@@ -85,7 +86,7 @@ def run(arguments: argparse.Namespace) -> None:
     for name in ("document", "source"):
         if getattr(arguments, name) is not None:
             raise SpecError(f"--{name} shows documents, and --chunk-size or PLAN shows rows", remedy="one of them")
-    return _rows(store, plan, arguments)
+    return _step(store, plan, arguments)
 
 
 def _check_page(arguments: argparse.Namespace) -> None:
@@ -104,22 +105,32 @@ def _check_page(arguments: argparse.Namespace) -> None:
 
 
 def _documents(store: bw.Store, arguments: argparse.Namespace) -> None:
-    found = list(_chosen(store, arguments))
-    is_text = "chat" not in store.manifest.tokenizer
-    for flag in settings_given(arguments):
-        if is_text and flag != "--split":
-            what = f"{flag} does not apply: {store.path} holds plain text"
-            raise SpecError(what, remedy=f"leave out {flag}")
-    if not is_text or arguments.html is not None or arguments.json:
-        _trained_documents(store, found, arguments)
-        return
-    for number, stream, number_in_stream in found:
+    """Documents as rows: of a preference pair, two."""
+    from batchwright.cli.masks import batch_of_documents, rows_of_document
+    from batchwright.prepare.chat.spans import ROLES
+
+    for_conversations = [flag for flag in settings_given(arguments) if flag != "--split"]
+    if for_conversations and "chat" not in store.manifest.tokenizer:
+        flag = for_conversations[0]
+        raise SpecError(f"{flag} does not apply: {store.path} holds plain text", remedy=f"leave out {flag}")
+    documents, rows = [], []
+    for number, stream, number_in_stream in _chosen(store, arguments):
         document = stream.document(number_in_stream)
-        print(
-            f"document {number:,}: {printable(document.source)} ({document.split}), {printable(document.file)}, "
-            f"row {document.row:,}, {counted(len(document.tokens), 'token')}"
-        )
-        print(indented(_content(store, document.tokens, arguments), "  | "))
+        place = {name: getattr(document, name) for name in ("source", "split", "file", "row")}
+        words = f"document {number:,} ({document.split}): {document.file}, row {document.row:,}"
+        for row in rows_of_document(stream, number_in_stream, words, arguments.loss):
+            rows.append(row)
+            facts = {"document": number, **place, "side": row.side, "num_tokens": len(row.tokens)}
+            facts |= {"num_trained": int((row.weight != 0).sum()), "text": store.decode(row.tokens)}
+            documents.append(facts)
+            if arguments.ids:
+                facts |= {"ids": row.tokens, "loss_mask": row.weight}
+                if stream.has_spans:
+                    facts["role"] = [ROLES[role] for role in row.role.tolist()]
+    if arguments.json:
+        print_json({"store": str(store.path), "documents": documents})
+    else:
+        _show(batch_of_documents(rows), store, arguments, len(rows))
 
 
 def _chosen(store: bw.Store, arguments: argparse.Namespace) -> Iterator[Found]:
@@ -144,31 +155,6 @@ def _chosen(store: bw.Store, arguments: argparse.Namespace) -> Iterator[Found]:
         )
 
 
-def _trained_documents(store: bw.Store, found: list[Found], arguments: argparse.Namespace) -> None:
-    """Documents with their trained tokens marked: of a preference pair, two rows."""
-    from batchwright.cli.masks import batch_of_documents, rows_of_document
-    from batchwright.prepare.chat.spans import ROLES
-
-    documents, rows = [], []
-    for number, stream, number_in_stream in found:
-        document = stream.document(number_in_stream)
-        place = {name: getattr(document, name) for name in ("source", "split", "file", "row")}
-        words = f"document {number:,}: {document.file}, row {document.row:,}"
-        for row in rows_of_document(stream, number_in_stream, words, arguments.loss):
-            rows.append(row)
-            facts = {"document": number, **place, "side": row.side, "num_tokens": len(row.tokens)}
-            facts |= {"num_trained": int((row.weight != 0).sum()), "text": store.decode(row.tokens)}
-            documents.append(facts)
-            if arguments.ids:
-                facts |= {"ids": row.tokens, "loss_mask": row.weight}
-            if arguments.ids and stream.has_spans:
-                facts["role"] = [ROLES[role] for role in row.role.tolist()]
-    if arguments.json:
-        print_json({"store": str(store.path), "documents": documents})
-    else:
-        _show(batch_of_documents(rows), store, arguments, len(rows))
-
-
 def _show(batch: bw.TrainingBatch, store: bw.Store, arguments: argparse.Namespace, rows: int) -> None:
     """Rows of a batch with their trained tokens marked: on stdout, or as a page."""
     batch.metadata["tokenizer"] = str(store.folder / "tokenizer.json")
@@ -180,86 +166,29 @@ def _show(batch: bw.TrainingBatch, store: bw.Store, arguments: argparse.Namespac
         print(f"{printable(arguments.html)}: {shown.heading}")
 
 
-# Rows
+# The rows of a step
 
 
-def _rows(store: bw.Store, plan: bw.Plan, arguments: argparse.Namespace) -> None:
-    """`store` is the first of the plan's, and decodes for all; the plan finds the others."""
-    from batchwright.cli.masks import tokens_at
+def _step(store: bw.Store, plan: bw.Plan, arguments: argparse.Namespace) -> None:
+    """The rows of a step: of a preference pair, two.
+
+    `store` is the first of the plan's, and decodes for all; the plan finds the others.
+    """
+    from batchwright.cli.masks import batch_of_step
 
     step = arguments.step or 0
     records = bw.trace(arguments.store, plan, step=step)
     rows = [list(pieces) for _, pieces in groupby(records, key=lambda record: record.position)]
-    if arguments.html is not None or any(source.rows for source in plan.all_sources):
-        _trained_rows(store, plan, rows, arguments)
-        return
-    shown = rows[: arguments.count]
-    skipped = _skipped_before(plan, shown)
-    ids: dict[int, Any] = {}
-    if arguments.ids or arguments.json:
-        ids = tokens_at(arguments.store, plan, [row[0].position for row in shown])
-    if arguments.json:
-        facts = [_row_facts(row) | {"tokens": ids[row[0].position], "pieces": list(map(asdict, row))} for row in shown]
-        print_json(_step_facts(store, plan, step, skipped) | {"rows": facts})
-        return
-    print(
-        f"step {step:,} of plan {plan.fingerprint}: {counted(len(rows), 'row')} of {plan.row_tokens:,} tokens and one "
-        "more for the last target"
-    )
-    for row in shown:
-        _print_row(store, row, skipped, ids, arguments)
-    if len(shown) < len(rows):
-        print(f"  -- and {counted(len(rows) - len(shown), 'more row')}: --count {len(rows)}")
-
-
-def _print_row(
-    store: bw.Store,
-    row: Row,
-    skipped: dict[int, tuple[int, int]],
-    ids: dict[int, Any],
-    arguments: argparse.Namespace,
-) -> None:
-    """A row, piece by piece. `ids` is empty without --ids."""
-    first = row[0]
-    if first.position in skipped:
-        print(f"  -- skipped: {_positions(*skipped[first.position])}")
-    print(f"row {first.row_in_batch} (position {first.position:,}): {printable(first.source)}, epoch {first.epoch}")
-    for piece in row:
-        print(f"  -- {_piece_in_words(piece)}")
-        tokens = ids.get(first.position)
-        if tokens is not None:
-            tokens = tokens[slice(*piece.window_span)]
-        print(indented(_content(store, tokens, arguments, piece.text), "  | "))
-
-
-def _skipped_before(plan: bw.Plan, rows: list[Row]) -> dict[int, tuple[int, int]]:
-    """By position of a row: the first and last position that an amendment skips just before it."""
-    ranges = {stop: (start, stop - 1) for start, stop in plan.order.skips.ranges}
-    return {row[0].position: ranges[row[0].position] for row in rows if row[0].position in ranges}
-
-
-def _step_facts(store: bw.Store, plan: bw.Plan, step: int, skipped: dict[int, tuple[int, int]]) -> dict[str, Any]:
-    return {"store": str(store.path), "plan": plan.fingerprint, "step": step, "skipped": list(skipped.values())}
-
-
-def _row_facts(pieces: Row) -> dict[str, Any]:
-    first = pieces[0]
-    return {"position": first.position, "source": first.source, "epoch": first.epoch}
-
-
-def _trained_rows(store: bw.Store, plan: bw.Plan, rows: list[Row], arguments: argparse.Namespace) -> None:
-    """The rows of a step with their trained tokens marked: of a preference pair, two."""
-    from batchwright.cli.masks import batch_of_step
-
-    step, batch = arguments.step or 0, batch_of_step(arguments.store, plan, rows)
+    batch = batch_of_step(arguments.store, plan, rows)
     each = len(batch) // len(rows)
     count = each * len(rows[: arguments.count])
-    skipped = _skipped_before(plan, rows)
+    positions = {pieces[0].position for pieces in rows[: arguments.count]}
+    skipped = [(start, stop - 1) for start, stop in plan.order.skips.ranges if stop in positions]
     if arguments.json:
-        facts = [_facts(batch, number, rows[number // each]) for number in range(count)]
-        print_json(_step_facts(store, plan, step, skipped) | {"rows": facts})
+        place = {"store": str(store.path), "plan": plan.fingerprint, "step": step, "skipped": skipped}
+        print_json(place | {"rows": [_facts(batch, number, rows[number // each]) for number in range(count)]})
         return
-    for first, last in skipped.values():
+    for first, last in skipped:
         print(f"skipped: {_positions(first, last)}")
     print(f"step {step:,} of plan {plan.fingerprint}")
     _show(batch, store, arguments, count)
@@ -267,8 +196,9 @@ def _trained_rows(store: bw.Store, plan: bw.Plan, rows: list[Row], arguments: ar
         print(f"and {counted((len(batch) - count) // each, 'more row')}: --count {len(rows)}")
 
 
-def _facts(batch: bw.TrainingBatch, number: int, pieces: Row) -> dict[str, Any]:
-    facts = _row_facts(pieces)
+def _facts(batch: bw.TrainingBatch, number: int, pieces: list[bw.TraceRecord]) -> dict[str, Any]:
+    first = pieces[0]
+    facts = {"position": first.position, "source": first.source, "epoch": first.epoch}
     if "side" in batch.metadata:
         facts["side"] = batch.metadata["side"][number]
     for name in ("input_ids", "attention_mask", "targets", "loss_mask"):
@@ -284,36 +214,6 @@ def _positions(first: int, last: int) -> str:
     if first == last:
         return f"position {first:,}"
     return f"positions {first:,}-{last:,}"
-
-
-def _piece_in_words(piece: bw.TraceRecord) -> str:
-    start, stop = piece.document_span
-    begins = "begins" if start == 0 else "continues"
-    tokens = f"tokens {start:,}-{stop:,}{lines_in_words(piece.lines)}"
-    return f"{printable(piece.file)}, row {piece.row:,} {begins}: {tokens}"
-
-
-def _content(store: bw.Store, tokens: Any, arguments: argparse.Namespace, text: str | None = None) -> str:
-    """A piece as text, or token by token with --ids, cut after --chars."""
-    most = arguments.chars or sys.maxsize
-    if arguments.ids and tokens is not None:
-        content, length, unit = " ".join(_token(store, int(token)) for token in tokens[:most]), len(tokens), "tokens"
-    else:
-        if text is None and tokens is not None:
-            text = store.decode(tokens)
-        if text is None:
-            return "(the tokenizer was a function, and cannot decode: --ids)"
-        content, length, unit = text[:most], len(text), "characters"
-    if length > most:
-        content += f" ... ({length:,} {unit})"
-    return content
-
-
-def _token(store: bw.Store, token: int) -> str:
-    text = store.decode([token])
-    if text is None:
-        return str(token)
-    return f"{token}:{text!r}"
 
 
 # Rows of a buffer
@@ -359,7 +259,7 @@ def _refuse_others(arguments: argparse.Namespace) -> None:
         )
 
 
-def _value(value: Any, most_characters: int) -> str:
+def _value(value: Any, most: int | None) -> str:
     """A value in one line; an array as its type and its first numbers."""
     text = repr(value)
     if hasattr(value, "dtype") and value.shape:
@@ -367,4 +267,6 @@ def _value(value: Any, most_characters: int) -> str:
         if value.size > 8:
             words.append("...")
         text = " ".join(words)
-    return printable(truncated(text, most_characters or sys.maxsize))
+    if most != 0:
+        text = truncated(text, most or _MOST_CHARACTERS)
+    return printable(text)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from batchwright.batches.settings import Fields
 from batchwright.batches.types import TraceRecord, TrainingBatch
+from batchwright.cli.output import piece_in_words
 from batchwright.loaders.stored import open_flow
 from batchwright.order.plan import Plan
 from batchwright.prepare.chat.policy import LossPolicy
@@ -18,7 +19,7 @@ from batchwright.store.stream import TokenStream
 
 __all__ = [
     *("DocumentRow", "batch_of_documents", "batch_of_step", "default_loss", "rows_of_conversation"),
-    *("rows_of_document", "tokens_at"),
+    "rows_of_document",
 ]
 
 _SIDES = ("chosen", "rejected")
@@ -137,26 +138,15 @@ def batch_of_step(where: str, plan: Plan, rows: Sequence[Sequence[TraceRecord]])
     )
 
 
-def tokens_at(where: str, plan: Plan, positions: list[int]) -> dict[int, NDArray[Any]]:
-    """The tokens of the rows at some positions."""
-    flow = open_flow(streams_for_plan(where, plan), plan)
-    block = flow.at(np.array(positions, np.int64), lambda rows, width: np.empty((rows, width), np.int64))
-    return dict(zip(positions, block.tokens, strict=True))
-
-
 def _places(rows: Sequence[Sequence[TraceRecord]], positions: NDArray[np.int64], per_row: int) -> dict[str, Any]:
     """Metadata of rows that are a sequence each, or a preference pair of one document for each side."""
     metadata: dict[str, Any] = {
         "source": [row[0].source for row in rows for _ in range(per_row)],
         "position": np.repeat(positions, per_row),
+        "epoch": [row[0].epoch for row in rows for _ in range(per_row)],
     }
-    origins = [[_origin(piece) for piece in row] for row in rows]
+    origins = [[piece_in_words(piece) for piece in row] for row in rows]
     if per_row > 1:
         metadata["side"] = list(_SIDES) * len(rows)
         origins = [[origin] for of_row in origins for origin in of_row]
     return {**metadata, "origins": origins}
-
-
-def _origin(piece: TraceRecord) -> str:
-    start, stop = piece.document_span
-    return f"{piece.file}, row {piece.row:,}, tokens {start:,}-{stop:,}"

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 from batchwright.base.words import counted
 
 if TYPE_CHECKING:
+    from batchwright.batches.types import TraceRecord
     from batchwright.store import Store
 
 __all__ = [
-    *("add_json", "indented", "limited", "lines_in_words", "number", "percent", "print_damage", "print_facts"),
-    *("print_json", "printable", "store_facts", "table"),
+    *("add_json", "indented", "limited", "lines_in_words", "number", "percent", "piece_in_words"),
+    *("print_damage", "print_facts", "print_json", "printable", "store_facts", "table"),
 ]
 
 
@@ -131,6 +132,12 @@ def percent(share: float, digits: int = 2) -> str:
     ('75.00 %', '33.333 %')
     """
     return f"{100 * share:.{digits}f} %"
+
+
+def piece_in_words(record: TraceRecord) -> str:
+    """A part of a document: its file, row, lines and tokens."""
+    start, stop = record.document_span
+    return f"{record.file}, row {record.row:,}{lines_in_words(record.lines)}, tokens {start:,}-{stop:,}"
 
 
 def lines_in_words(lines: tuple[int, int] | None) -> str:

@@ -1,6 +1,6 @@
-"""Predict a run before it costs anything: steps, tokens, shares asked and effective, epochs of every source.
+"""Predict a run before it costs anything: steps, tokens, requested and effective shares, epochs of each source.
 
-With loader settings, it describes a run that you consider. No plan is written, except by --save. With PLAN, it
+With loader settings, it describes the run that they would give. No plan is written, except by --save. With PLAN, it
 describes a plan that is kept. Without either, it lists the plans kept with the store. Sources that are read more than
 four times are marked. For each cap of --max-epochs, the output has the step at which it takes effect.
 

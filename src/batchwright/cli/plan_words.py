@@ -13,7 +13,7 @@ from batchwright.base.words import counted, listed
 from batchwright.cli.output import number, percent, print_facts, printable, table
 from batchwright.cli.plan_summary import CapSummary, PlanSummary, SourceSummary, summarize
 from batchwright.order.plan import Plan, PlanSource
-from batchwright.order.plan_text import MANY_EPOCHS
+from batchwright.order.plan_text import MANY_EPOCHS, after_cap, place_in_words
 from batchwright.store import TokenStream
 from batchwright.store.plans import streams_for_plan
 
@@ -222,19 +222,13 @@ def _cap(cap: CapSummary) -> str:
     most = f"  {printable(cap.source)}: at most {counted(cap.epochs, 'epoch')}, "
     if cap.position is None:
         return f"{most}not reached"
-    then = "the stream ends there" if cap.ends_the_stream else "the others share its place"
-    return f"{most}reached at {_place(cap.step, cap.position)}: {then}"
+    then = after_cap(ends_the_stream=cap.ends_the_stream)
+    return f"{most}reached at {place_in_words(cap.step, cap.position)}: {then}"
 
 
 def _history(summary: PlanSummary) -> str:
     lines = ["history", f"  {summary.amendments[0].parent}  the original"]
     for a in summary.amendments:
-        place = _place(a.from_step, a.from_position)
+        place = place_in_words(a.from_step, a.from_position)
         lines.append(f"  {a.fingerprint}  amends {a.parent[:8]} from {place}: {printable(a.change)}")
     return "\n".join(lines)
-
-
-def _place(step: int | None, position: int) -> str:
-    if step is None:
-        return f"position {position:,}"
-    return f"step {step:,} (position {position:,})"

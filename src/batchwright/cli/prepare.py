@@ -1,8 +1,8 @@
 """Make batches for a trainer, as many as it needs, until Ctrl-C.
 
-CONFIG is a Python file that provider and trainer share. The provider is data/DATASET/prepare_streaming.py, with DATASET
-as the config says; its batches go to data/DATASET/queue. --NAME=VALUE sets a name of the config for this run. Several
-of these may run at once, also on other machines that see the folder: they share the work.
+CONFIG is a Python file that provider and trainer share. The provider is data/DATASET/prepare_streaming.py, where the
+config sets DATASET; its batches go to data/DATASET/queue. --NAME=VALUE sets a name of the config for this run. Several
+providers may run at once, also on other machines that share the folder, and divide the work.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ examples:
 
 TAKES_SETTINGS = True
 
-ACCEPT_CHANGE = "go on with a queue that other code, settings or raw files began"
+ACCEPT_CHANGE = "continue a queue that was made with other code, settings or raw files"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -4,7 +4,7 @@
 `verify` reads every byte and compares it with checksums, file names and the queue's meta. The exit code is 1 if
 something is damaged. --quarantine moves damaged ready files away, and requests their numbers again.
 `purge` removes the files and records of a queue, so that numbers begin at 0 again. It refuses while a process uses the
-queue, and leaves files that are not a queue's.
+queue, and leaves other files.
 """
 
 from __future__ import annotations

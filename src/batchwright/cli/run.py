@@ -1,8 +1,8 @@
 """Prepare and train with one command: providers and the trainer start together, and end together.
 
 The trainer starts when the first provider has written the meta of its batches. The trainer has the terminal; output of
-providers goes to stderr, with "provider 1 | " before each line. One Ctrl-C stops all, a second one at once. If a
-provider dies, its message is shown, and the others continue. The exit code is the trainer's.
+providers goes to stderr, with "provider 1 | " before each line. One Ctrl-C asks all to stop, and a second one kills
+them. If a provider dies, its message is shown, and the others continue. The exit code is the trainer's.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from batchwright.base.machine import boot_id, die_with_parent, is_linux
 from batchwright.cli.prepare import ACCEPT_CHANGE, find_modules_here
 from batchwright.cli.train import trainer_of
 from batchwright.cli.values import count
-from batchwright.queue.members import Liveness
 
 __all__ = ["EXAMPLES", "SUMMARY", "TAKES_SETTINGS", "add_arguments", "run"]
 
@@ -161,6 +160,8 @@ class _Together:
         return None
 
     def _has_begun(self) -> bool:
+        from batchwright.queue.members import Liveness
+
         pids = {provider.process.pid for provider in self.providers if not provider.is_over}
         # Before it makes or waits, it reads its data, and may yet find that another provider made the queue.
         return any(
@@ -249,14 +250,13 @@ def _say(text: str) -> None:
 
 def _launch(function: str, *arguments: Any) -> list[str]:
     """A Python that ends with this process, however this one ends, and does what the function says."""
-    paths = [path or os.getcwd() for path in sys.path]
-    code = (
+    from batchwright.base.processes import python_command
+
+    return python_command(
         # While it begins, Ctrl-C needs no traceback. (`signal` might be a file of this folder.)
         "import _signal as s; s.getsignal(s.SIGINT) == s.SIG_IGN or s.signal(s.SIGINT, s.SIG_DFL); "
-        f"import sys; sys.path[:] = {paths!r}; "
         f"import batchwright.cli.run as run; run.{function}({os.getpid()}, *{arguments!r})"
     )
-    return [sys.executable, "-c", code]
 
 
 def _as_provider(parent_pid: int, given: list[str]) -> None:

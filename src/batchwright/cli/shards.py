@@ -1,4 +1,4 @@
-"""List shards of positions, or convert them to a format that reads fast.
+"""List shards of positions, or convert them to a format that is fast to read.
 
 `info DIR` lists rows, bytes and columns of shards, from their headers. JSONL and pickle have no header: --count reads
 them. The exit code is 1 if a shard cannot be read.
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["EXAMPLES", "SUMMARY", "add_arguments", "run"]
 
-SUMMARY = "list shards of positions, or convert them to a format that reads fast"
+SUMMARY = "list shards of positions, or convert them to a format that is fast to read"
 
 EXAMPLES = """\
 examples:

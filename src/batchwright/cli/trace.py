@@ -13,7 +13,7 @@ from dataclasses import asdict
 import batchwright as bw
 from batchwright.base.errors import SpecError
 from batchwright.base.words import counted
-from batchwright.cli.output import add_json, lines_in_words, print_json, printable
+from batchwright.cli.output import add_json, piece_in_words, print_json, printable
 from batchwright.cli.values import add_plan, count, whole_number
 
 __all__ = ["EXAMPLES", "SUMMARY", "add_arguments", "run"]
@@ -67,7 +67,7 @@ def _show(records: Iterable[bw.TraceRecord], arguments: argparse.Namespace, head
         if record.position != last:
             last = record.position
             print(_place(record))
-        print(f"  {_piece(record)}  {_excerpt(record.text, arguments.chars)}".rstrip())
+        print(f"  {printable(piece_in_words(record))}  {_excerpt(record.text, arguments.chars)}".rstrip())
 
 
 def _place(record: bw.TraceRecord) -> str:
@@ -79,11 +79,6 @@ def _place(record: bw.TraceRecord) -> str:
     else:
         step = f"step {record.step:,}, rank {record.rank}, row {record.row_in_batch}"
     return f"{step} (position {record.position:,}): {printable(record.source)}, epoch {record.epoch}"
-
-
-def _piece(record: bw.TraceRecord) -> str:
-    start, stop = record.document_span
-    return f"{printable(record.file)}, row {record.row:,}{lines_in_words(record.lines)}, tokens {start:,}-{stop:,}"
 
 
 def _excerpt(text: str | None, characters: int) -> str:

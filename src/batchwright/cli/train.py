@@ -1,8 +1,8 @@
-"""Run the trainer on the queue of a config, after a look whether both are there.
+"""Check that the trainer and the queue of a config exist, and run the trainer.
 
 The trainer is train.py of this folder, or the file that the config names as `trainer`. It gets CONFIG and every
---NAME=VALUE as its arguments: `batchwright.load_config(sys.argv[1], sys.argv[2:])` reads them. It runs in the place of
-this process, so that breakpoints, Ctrl-C and exit codes are its own.
+--NAME=VALUE as its arguments: `batchwright.load_config(sys.argv[1], sys.argv[2:])` reads them. It replaces this
+process: breakpoints, Ctrl-C and exit codes are its own.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--min-frequency", type=whole_number, default=2, metavar="N", help="merge pairs that occur N times or more (2)")
     add("--max-bytes", type=whole_number, metavar="N", help="learn from a sample of at most N bytes of text, e.g. 2e9")
     add("--seed", type=int, default=0, help="seed of the sample (0)")
-    add("--on-error", choices=("raise", "skip"), default="raise", help="a malformed row: stop (raise), or count (skip)")
+    add("--on-error", choices=("raise", "skip"), default="raise", help="at a malformed row: stop (raise), or skip it")
     add("--quiet", action="store_true", help="no progress")
     add_json(parser)
 

@@ -5,11 +5,7 @@ The process that trains and writes is killed. Its acknowledged changes are compa
 
 from __future__ import annotations
 
-import contextlib
-import io
-import json
 import shutil
-import sys
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -20,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import batchwright as bw
-from batchwright.demo.harness import Demo, Report, expect, follow, head, report, say, show_verb
+from batchwright.demo.harness import Demo, Report, expect, follow, head, report, reported, say, show_verb
 from batchwright.demo.model import CHECKPOINT, Weights, classified, digest_of, layers, resumed, write_checkpoint
 
 __all__ = ["losses_and_gradients", "main", "pictures", "train"]
@@ -61,15 +57,14 @@ def _tell(folder: Path) -> None:
     show_verb("info", run.buffer)
 
 
-DEMO = Demo(
+main = Demo(
     name="buffer",
     title="a dataset that changes while a model trains on it.",
     description="Train a small classifier over epochs on rows that change: losses are written back, the hardest half "
     "stays, fresh rows come in. The process is killed, and nothing is lost. Bad rows spoil an epoch, are found and "
     "rolled back.",
     tell=_tell,
-)
-main = DEMO.main
+).main
 
 
 @dataclass(slots=True)
@@ -127,18 +122,11 @@ def _train_and_kill(run: _Run) -> None:
     _expect_nothing_lost(run)
     again = run.watch(SCRAPE_EPOCH - 1)
     say(f"Process {again} went on from a checkpoint: the model, and the loader's state in mid-epoch.")
-    alone = _train_here(run.folder.with_name("uninterrupted"), SCRAPE_EPOCH - 1)
+    alone_in = run.folder.with_name("uninterrupted")
+    alone_in.mkdir()
+    *_, alone = reported(train, str(alone_in / "buffer"), str(alone_in), SCRAPE_EPOCH - 1)
     expect(alone == run.end, f"{run.end} here, {alone} in an undisturbed run")
     say("Compared with an undisturbed run: the same rows and losses, and the same weights, in every bit.")
-
-
-def _train_here(folder: Path, epochs: int) -> Report:
-    """The content and weights of a run in this process."""
-    folder.mkdir()
-    with contextlib.redirect_stdout(io.StringIO()) as printed:
-        train(str(folder / "buffer"), str(folder), epochs)
-    end: Report = json.loads(printed.getvalue().splitlines()[-1])
-    return end
 
 
 def _expect_nothing_lost(run: _Run) -> None:
@@ -309,7 +297,3 @@ def _accuracy(weights: Weights, columns: dict[str, NDArray[Any]]) -> float:
     hidden = np.maximum(inputs @ weights["hidden"] + weights["hidden_bias"], 0)
     found = (hidden @ weights["output"] + weights["output_bias"]).argmax(axis=1)
     return float((found == columns["label"]).mean())
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -49,7 +49,7 @@ def _tell(folder: Path, steps: int) -> None:
     _train_on_answers(folder, tokenizer, steps)
 
 
-DEMO = Demo(
+main = Demo(
     name="chat",
     title="conversations that would teach the wrong thing, seen before a run.",
     description="Plant faults in a set of conversations and see each of them caught before a run; then train a tiny "
@@ -57,8 +57,7 @@ DEMO = Demo(
     tell=_tell,
     steps=300,
     fewest_steps=40,
-)
-main = DEMO.main
+).main
 
 
 # The conversations
@@ -226,7 +225,7 @@ def _train_on_answers(folder: Path, tokenizer: Path, num_steps: int) -> None:
     head(3, "A good template: packed, and trained on what assistants say and on nothing else")
     store = _bake(folder / "good.jsonl", tokenizer, "chatml", folder / "good.store")
     loader = _open(store, "assistant")
-    print(bw.look(loader.get_batch(), rows=1, color=False, width=COLUMNS))
+    print(bw.look(loader.get_batch(), rows=1, width=COLUMNS))
     say()
     vocab_size = loader.store.vocab_size + 1  # one more, for the context before a conversation
     before = _losses(store, new_weights(vocab_size))
@@ -278,7 +277,3 @@ def _losses(store: Path, weights: Weights) -> dict[str, float]:
             count += float(batch.loss_mask.sum())
         means[role] = total / count
     return means
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -27,7 +27,7 @@ from batchwright.demo import ONE_THREAD
 
 __all__ = [
     *("COLUMNS", "Demo", "LiveLine", "NotAsExpected", "expect", "follow", "head", "near", "printed_by", "process"),
-    *("report", "say", "show_pieces", "show_verb"),
+    *("report", "reported", "say", "show_pieces", "show_verb"),
 ]
 
 COLUMNS = 100
@@ -218,6 +218,13 @@ def report(**facts: Any) -> None:
     print(json.dumps(facts), flush=True)
 
 
+def reported(function: Callable[..., None], *arguments: Any, **named: Any) -> list[Report]:
+    """Call a function in this process, and return its reports."""
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        function(*arguments, **named)
+    return [json.loads(line) for line in printed.getvalue().splitlines()]
+
+
 @contextlib.contextmanager
 def process(function: Callable[..., None], *, log: Path, **arguments: Any) -> Iterator[subprocess.Popen[str]]:
     """Call a function of this package in a process of its own, which ends with the block. `log` gets its stderr."""
@@ -256,11 +263,10 @@ def follow(function: Callable[..., None], take: Callable[[Report], bool], *, log
                 os.kill(started.pid, signal.SIGKILL)
                 is_killed = True
         code = started.wait()
-    if code != (-signal.SIGKILL if is_killed else 0):
-        raise WorkerError(
-            "the training process ended too early" if code else "the training process ended before it was killed",
-            exit_code=code,
-            output=log.read_text().strip()[-2000:] or None,
-            remedy="run the demo again" if code else "run the demo again, with more --steps",
-        )
-    return started.pid
+    if code == (-signal.SIGKILL if is_killed else 0):
+        return started.pid
+    what, remedy = "too early", "run the demo again"
+    if code == 0:
+        what, remedy = "before it was killed", "run the demo again, with more --steps"
+    output = log.read_text().strip()[-2000:] or None
+    raise WorkerError(f"the training process ended {what}", exit_code=code, output=output, remedy=remedy)

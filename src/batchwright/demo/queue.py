@@ -9,12 +9,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import inspect
-import io
 import json
 import os
 import signal
 import subprocess
-import sys
 import textwrap
 import time
 from collections.abc import Callable
@@ -26,7 +24,7 @@ import xxhash
 
 import batchwright as bw
 from batchwright.base.errors import NotReadyError, WorkerError
-from batchwright.demo.harness import Demo, Report, expect, follow, head, near, process, report, say, show_verb
+from batchwright.demo.harness import Demo, Report, expect, follow, head, near, process, report, reported, say, show_verb
 from batchwright.demo.model import CHECKPOINT, digest_of, loss_and_gradients, new_weights, resumed, write_checkpoint
 from batchwright.queue.provider_file import open_provider
 
@@ -82,14 +80,13 @@ def _tell(folder: Path) -> None:
             _stop([second, third])
 
 
-DEMO = Demo(
+main = Demo(
     name="queue",
     title="batches are made by some processes while another one trains on them.",
     description="Two providers make batches while a small model trains on them. A provider is killed, the trainer is "
     "killed, a file is damaged; the run goes on with the batches of an undisturbed one.",
     tell=_tell,
-)
-main = DEMO.main
+).main
 
 
 @dataclass(slots=True)
@@ -254,12 +251,8 @@ def _undisturbed(run: _Run) -> tuple[dict[int, Report], str]:
     config: Any = bw.load_config(run.config, ["--seconds_per_batch=0"], data=run.data)
     folder = run.folder / "undisturbed"
     folder.mkdir()
-    with (
-        bw.DatasetConsumer(provider=open_provider(config), framework="numpy") as consumer,
-        contextlib.redirect_stdout(io.StringIO()) as printed,
-    ):
-        _train_on(consumer, folder, learning_rate=config.learning_rate)
-    *steps, end = map(json.loads, printed.getvalue().splitlines())
+    with bw.DatasetConsumer(provider=open_provider(config), framework="numpy") as consumer:
+        *steps, end = reported(_train_on, consumer, folder, learning_rate=config.learning_rate)
     return {seen["step"]: seen for seen in steps}, end["weights"]
 
 
@@ -320,7 +313,3 @@ def _train_on(consumer: bw.DatasetConsumer, folder: Path, *, learning_rate: floa
         digest = xxhash.xxh3_128_hexdigest(x.tobytes() + y.tobytes())
         report(step=step, digest=digest, loss=loss.hex(), **run.loader["train"])  # file and batch: what comes next
     report(weights=digest_of(run.weights), stats=consumer.stats()["train"])
-
-
-if __name__ == "__main__":
-    sys.exit(main())

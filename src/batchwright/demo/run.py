@@ -48,7 +48,7 @@ def _tell(folder: Path, steps: int) -> None:
     _what_next(store, step, checkpoint.loader["plan"])
 
 
-DEMO = Demo(
+main = Demo(
     name="",
     title="from files to batches, and from a step back to its files.",
     description="Bake Python's own sources, train a tiny model on them, kill it, resume it bit for bit, trace a step "
@@ -56,8 +56,7 @@ DEMO = Demo(
     tell=_tell,
     steps=800,
     fewest_steps=24,
-)
-main = DEMO.main
+).main
 
 
 def _random_kill(num_steps: int, checkpoint_steps: int) -> int:
@@ -136,7 +135,3 @@ def _command() -> str:
         return f"{shlex.quote(near(sys.executable))} -m batchwright"
     on_path = shutil.which("batchwright")
     return "batchwright" if on_path and os.path.samefile(on_path, beside) else shlex.quote(near(beside))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

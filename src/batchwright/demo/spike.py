@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import random
 import statistics
-import sys
 import sysconfig
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -42,7 +41,7 @@ def _tell(folder: Path, steps: int) -> None:
     planted = _plant(folder / "planted" / "mangled.py")
     store = bake_library(folder / "spike.store", planted.file)
     seed = _seed_for_late_noise(store, planted, steps)
-    say(f"Rows are shuffled with seed {seed}: the first that brings the noise in the third quarter of the run.")
+    say(f"Seed {seed} is the first whose shuffle has the noise in the third quarter of the run.")
     say("From here on, the demo does not use what it knows of that file.")
 
     head(2, f"Train a tiny neural language model: plain NumPy, {steps} steps of {BATCH_ROWS} x {ROW_TOKENS} bytes")
@@ -57,7 +56,7 @@ def _tell(folder: Path, steps: int) -> None:
     _compare(store, first, amended, plan, uses)
 
 
-DEMO = Demo(
+main = Demo(
     name="spike",
     title="the loss jumps. Which text caused it, and how does the run go on without it?",
     description="Plant a file of noise among Python's own sources, train a tiny model on them, see the loss jump, "
@@ -65,8 +64,7 @@ DEMO = Demo(
     tell=_tell,
     steps=400,
     fewest_steps=160,
-)
-main = DEMO.main
+).main
 
 
 # 1. The store, with the noise in it
@@ -245,14 +243,7 @@ def _show_history(store: Path, plan: Plan) -> None:
 
 def _show_side_by_side(first: TrainingRun, amended: TrainingRun, parted_at: int) -> None:
     say("           first run   amended run")
-    for step in range(parted_at - 3, min(parted_at + 4, first.num_steps)):
-        was, now = first.losses[step], amended.losses.get(step)
-        if now is None:
-            shown, note = "-", "not done again"
-        else:
-            shown, note = f"{float.fromhex(now):.3f}", "equal in every bit" if now == was else "other rows"
-        say(f"step {step:>4}  {float.fromhex(was):10.3f}  {shown:>12}   {note}")
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    for step in range(max(parted_at - 3, min(amended.losses)), min(parted_at + 4, first.num_steps)):
+        was, now = first.losses[step], amended.losses[step]
+        note = "equal in every bit" if now == was else "other rows"
+        say(f"step {step:>4}  {float.fromhex(was):10.3f}  {float.fromhex(now):12.3f}   {note}")

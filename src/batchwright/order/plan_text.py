@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 from batchwright.base.errors import PlanError
 from batchwright.base.words import counted
 from batchwright.order.split import step_of_position
-from batchwright.order.sweep import Binding
 
 if TYPE_CHECKING:
     from batchwright.order.plan import Amendment, Plan, PlanSource
 
-__all__ = ["MANY_EPOCHS", "amendment_in_words", "difference", "plan_in_words", "refuse_state"]
+__all__ = [
+    *("MANY_EPOCHS", "after_cap", "amendment_in_words", "difference", "place_in_words", "plan_in_words"),
+    "refuse_state",
+]
 
 MANY_EPOCHS = 4
 """Text that is read more often than about four times was measured to teach little more (Muennighoff et al. 2023)."""
@@ -97,17 +99,23 @@ def _bindings(plan: Plan) -> Iterator[str]:
         if end is not None and binding.position > plan.order.skips.position(end):
             yield (f"{binding.source} would have given {epochs} by position {binding.position:,}, which is not reached")
             continue
-        then = "the others share its place"
-        if binding.position == plan.order.epochs.limit:
-            then = "the stream ends there"
-        yield f"{binding.source} has given {epochs} by {_place(plan, binding)}, {then}"
+        step = None
+        if len(plan.runs) == 1:
+            step = step_of_position(plan.steps, binding.position, **plan.epoch_spec)
+        then = after_cap(ends_the_stream=binding.position == plan.order.epochs.limit)
+        yield f"{binding.source} has given {epochs} by {place_in_words(step, binding.position)}, {then}"
 
 
-def _place(plan: Plan, binding: Binding) -> str:
-    if len(plan.runs) != 1:
-        return f"position {binding.position:,}"
-    step = step_of_position(plan.steps, binding.position, **plan.epoch_spec)
-    return f"step {step:,} (position {binding.position:,})"
+def after_cap(*, ends_the_stream: bool) -> str:
+    if ends_the_stream:
+        return "the stream ends there"
+    return "the others share its place"
+
+
+def place_in_words(step: int | None, position: int) -> str:
+    if step is None:
+        return f"position {position:,}"
+    return f"step {step:,} (position {position:,})"
 
 
 def amendment_in_words(amendment: Amendment) -> str:

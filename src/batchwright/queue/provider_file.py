@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import ast
 import importlib
-import importlib.util
 import inspect
 import os
 import re
 import sys
-import tokenize
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,6 +15,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 from batchwright.base.errors import BatchwrightError, SpecError
+from batchwright.base.plugins import module_for, run_file
 from batchwright.base.words import listed
 from batchwright.queue.provider import DataProviderBase
 
@@ -48,18 +47,11 @@ def open_provider(config: SharedConfig) -> DataProviderBase:
 def _load(folder: Path, names: Mapping[str, Any]) -> ModuleType:
     file = folder / PROVIDER_FILE
     name = _MODULE_NAME + re.sub(r"\W", "_", folder.resolve().name)
-    spec = importlib.util.spec_from_file_location(name, file.resolve())
-    assert spec is not None
-    module = importlib.util.module_from_spec(spec)
-    module.__dict__.update(names)
     _put_on_path(folder.resolve())
-    sys.modules[name] = module  # dataclasses, pickle and inspect look for it there
+    module = module_for(file.resolve(), name)
+    module.__dict__.update(names)
     try:
-        with tokenize.open(file) as opened:  # in the encoding that it declares
-            text = opened.read()
-        module.__dict__["__source__"] = text  # the text that runs: the file may be edited before its stamp is taken
-        tree = _without_defaults(ast.parse(text, str(file.resolve())), names)
-        exec(compile(tree, str(file.resolve()), "exec", dont_inherit=True), module.__dict__)
+        run_file(module, lambda tree: _without_defaults(tree, names))
     except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise _failed(error, file, "while it was loaded") from error
