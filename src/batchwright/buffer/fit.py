@@ -15,9 +15,10 @@ import numpy as np
 import pyarrow as pa
 
 from batchwright.base.words import first_line
+from batchwright.buffer import kinds
 from batchwright.buffer.arrow import to_arrow
 from batchwright.buffer.plain_values import DTYPES, Misfit, describe, is_name
-from batchwright.buffer.schema import Field, Numbers, Values, is_bytes, is_list, is_text, numbers_of
+from batchwright.buffer.schema import Field, Numbers, Values
 
 __all__ = ["fit", "infer"]
 
@@ -162,20 +163,20 @@ def _check_types(values: Sequence[Any], accepted: tuple[type, ...], has: str, re
 
 
 def _numbers(values: Sequence[Any], dtype: np.dtype[Any], shape: tuple[int, ...]) -> Numbers:
-    valid, kinds = None, set(map(type, values))
-    if _NONE in kinds:
+    valid, classes = None, set(map(type, values))
+    if _NONE in classes:
         valid = np.fromiter((value is not None for value in values), bool, len(values))
         nothing = np.zeros(shape, dtype) if shape else dtype.type(0).item()
         values = [nothing if value is None else value for value in values]
-        kinds = set(map(type, values))
+        classes = set(map(type, values))
     if shape:
         return Numbers(_tensors(values, dtype, shape), valid)
-    return Numbers(_scalars(values, kinds, dtype), valid)
+    return Numbers(_scalars(values, classes, dtype), valid)
 
 
-def _scalars(values: Sequence[Any], kinds: set[type], dtype: np.dtype[Any]) -> np.ndarray:
+def _scalars(values: Sequence[Any], classes: set[type], dtype: np.dtype[Any]) -> np.ndarray:
     """Numbers of one dtype that holds each of them exactly; Python's floats are rounded to it."""
-    others = kinds - {dtype.type, _PYTHONS_OWN.get(dtype)}
+    others = classes - {dtype.type, _PYTHONS_OWN.get(dtype)}
     for kind in others:
         if not _may_become(kind, dtype):
             wrong = next(value for value in values if type(value) is kind)
@@ -242,14 +243,14 @@ def _tensors(values: Sequence[Any], dtype: np.dtype[Any], shape: tuple[int, ...]
 
 def _array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     """(Plain) values as an Arrow array of exactly this type."""
-    if is_text(kind) or is_bytes(kind):
+    if kinds.is_text(kind) or kinds.is_bytes(kind):
         return _texts(values, kind)
-    numbers = numbers_of(kind)
+    numbers = kinds.numbers_of(kind)
     if numbers is not None:
         return to_arrow(Field("", kind), _numbers(values, *numbers))
     if pa.types.is_struct(kind):
         return _structs(values, kind)
-    if is_list(kind):
+    if kinds.is_list(kind):
         return _lists(values, kind)
     return _others(values, kind)
 
@@ -265,7 +266,7 @@ def _member(step: str, values: Sequence[Any], field: pa.Field, parents: Sequence
 
 
 def _texts(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    if is_text(kind):
+    if kinds.is_text(kind):
         accepted: tuple[type, ...] = (str,)
         remedy = "str(value), where that is meant"
     else:
@@ -325,7 +326,7 @@ def _fixed_lists(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
 
 def _items(lists: list[Any], kind: pa.DataType) -> pa.Array:
     """The items of some lists, one after the other. Arrays of the right type are joined without further checks."""
-    numbers = numbers_of(kind.value_type)
+    numbers = kinds.numbers_of(kind.value_type)
     if lists and all(type(value) is np.ndarray and (value.dtype, value.shape[1:]) == numbers for value in lists):
         return to_arrow(Field("", kind.value_type), Numbers(np.concatenate(lists)))
     items = list(chain.from_iterable(lists))
