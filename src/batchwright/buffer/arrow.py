@@ -38,11 +38,12 @@ def to_arrow(field: Field, values: Values) -> pa.Array:
     if not isinstance(values, Numbers):
         return values
     numbers, valid = values
-    is_null = None if valid is None or valid.all() else ~valid
+    is_null = bitmap = None
+    if valid is not None and not valid.all():
+        is_null, bitmap = ~valid, pa.array(valid).buffers()[1]
     if not kinds.is_tensor(field.type):
         return pa.array(np.ascontiguousarray(numbers), field.type, mask=is_null)
     flat = pa.array(np.ascontiguousarray(numbers).reshape(-1), field.type.value_type)
-    bitmap = None if is_null is None else pa.array(valid).buffers()[1]
     # From buffers: of arrays with a 0 in their shape, the values do not say how many rows there are.
     storage = pa.Array.from_buffers(field.type.storage_type, len(numbers), [bitmap], children=[flat])
     return pa.ExtensionArray.from_storage(field.type, storage)
@@ -169,7 +170,9 @@ def pylist(values: Values) -> list[Any]:
         return _python(values)
     numbers, valid = values
     found: list[Any] = numbers.tolist() if numbers.ndim == 1 else list(numbers.copy())
-    return found if valid is None else _with_none(found, valid.tolist())
+    if valid is None:
+        return found
+    return _with_none(found, valid.tolist())
 
 
 def _with_none(values: list[Any], valid: list[bool]) -> list[Any]:

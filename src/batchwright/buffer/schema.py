@@ -31,7 +31,15 @@ class Numbers(NamedTuple):
 
     @property
     def has_value(self) -> NDArray[np.bool_]:
-        return np.ones(len(self.values), bool) if self.valid is None else self.valid
+        if self.valid is None:
+            return np.ones(len(self.values), bool)
+        return self.valid
+
+    def part(self, rows: slice | NDArray[Any]) -> Numbers:
+        """Some rows: a slice, or rows by number or by mask."""
+        if self.valid is None:
+            return Numbers(self.values[rows])
+        return Numbers(self.values[rows], self.valid[rows])
 
 
 Values: TypeAlias = Numbers | pa.Array
@@ -47,11 +55,12 @@ def num_rows_of(columns: Columns) -> int:
 def part_of(values: Values, rows: slice | NDArray[Any]) -> Values:
     """Some rows of a column: a slice, or rows by number or by mask."""
     if isinstance(values, Numbers):
-        numbers, valid = values
-        return Numbers(numbers[rows]) if valid is None else Numbers(numbers[rows], valid[rows])
+        return values.part(rows)
     if isinstance(rows, slice):
         return values[rows]
-    return values.filter(rows) if rows.dtype == bool else values.take(pa.array(rows))
+    if rows.dtype == bool:
+        return values.filter(rows)
+    return values.take(pa.array(rows))
 
 
 @dataclass(frozen=True)
@@ -77,8 +86,11 @@ class Field:
 
     @cached_property
     def row_bytes(self) -> int:
-        """Bytes of a number or array of this column; 0 of one that is kept as Arrow."""
-        return 0 if self.numbers is None else self.numbers[0].itemsize * prod(self.numbers[1])
+        """Bytes of a value: exact for numbers and arrays, a guess for a column that is kept as Arrow."""
+        if self.numbers is None:
+            return 64
+        dtype, shape = self.numbers
+        return dtype.itemsize * prod(shape)
 
     @cached_property
     def numbers(self) -> tuple[np.dtype[Any], tuple[int, ...]] | None:

@@ -90,8 +90,7 @@ def _learn(field: Field, values: list[Any]) -> Field:
 
 
 def _with_type(field: Field, kind: pa.DataType) -> Field:
-    merged = kinds.merge(field.type, kind)
-    return field if merged == field.type else dataclasses.replace(field, type=merged)
+    return dataclasses.replace(field, type=kinds.merge(field.type, kind))
 
 
 def refuse_column(name: str, schema: Schema, row: int | None = None) -> None:
