@@ -320,31 +320,40 @@ class BufferTable:
         self.num_rows -= count
 
     def _compact(self) -> None:
-        """Join small neighbours, and write other sparse blocks anew: the rows that went have paid for it."""
+        """Write neighbours that have few live rows anew, as one block: the rows that went have paid for it."""
         live = Counter[RowBlock]()
         for segment in self.segments():
             live[segment.block] += segment.num_rows
         sparse = {block for block in self._blocks() if live[block] < _SPARSE * block.num_rows}
         if self._tail in sparse:
             self.seal()
-        segments, at = list(self._sealed), 0
-        while at < len(segments):
+        segments = self._sealed
+        if sparse:
+            segments = []
+            for group in _neighbours(self._sealed, sparse, capacity_for(1 << 62, self.schema, 0)):
+                if group[0].block in sparse:
+                    group = [self._rewritten(group)]
+                segments += group
+        self._sealed = self._with_small_ones_joined(list(segments))
+
+    def _with_small_ones_joined(self, segments: list[Segment]) -> list[Segment]:
+        """Eight neighbours as one block, wherever that is possible."""
+        at = 0
+        while at + _FAN <= len(segments):
             some = segments[at : at + _FAN]
             if self._can_join(some):
                 segments[at : at + _FAN] = [self._rewritten(some)]
                 at = max(at - _FAN + 1, 0)
-                continue
-            if segments[at].block in sparse:
-                segments[at] = self._rewritten([segments[at]])
-            at += 1
-        self._sealed = segments
+            else:
+                at += 1
+        return segments
 
     def _can_join(self, segments: Sequence[Segment]) -> bool:
-        """Whether these are eight small neighbours, none as large as the others together.
+        """Whether these neighbours are small, and none as large as the others together.
 
         So there are few blocks, and the block that holds a row has doubled each time that the row is copied.
         """
-        if len(segments) < _FAN or any(segment.block is self._tail for segment in segments):
+        if any(segment.block is self._tail for segment in segments):
             return False
         sizes = [segment.num_rows for segment in segments]
         return max(sizes) * 2 <= sum(sizes) and max(sizes) * _SMALL <= self.num_rows
@@ -408,3 +417,19 @@ def _with_last_joined(segments: list[Segment]) -> list[Segment]:
     if one.keep is None and two.keep is None and one.stop == two.start:
         return [*rest, two._replace(start=one.start)]
     return [*rest, two.only(np.concatenate([one.offsets(), two.offsets()]))]
+
+
+def _neighbours(segments: list[Segment], sparse: set[RowBlock], limit: int) -> list[list[Segment]]:
+    """Groups of neighbours in sparse blocks, with at most `limit` rows. Each of the other segments is its own group."""
+    groups: list[list[Segment]] = []
+    num_rows, was_sparse = 0, False
+    for segment in segments:
+        is_sparse = segment.block in sparse
+        if is_sparse and was_sparse and num_rows + segment.num_rows <= limit:
+            groups[-1].append(segment)
+            num_rows += segment.num_rows
+        else:
+            groups.append([segment])
+            num_rows = segment.num_rows
+        was_sparse = is_sparse
+    return groups
