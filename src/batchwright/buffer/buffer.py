@@ -414,10 +414,6 @@ class DatasetBuffer(Reads):
         with self._lock:
             return self._table.view()
 
-    def _hold(self) -> View:
-        with self._lock:
-            return self._table.view().share()
-
     def __len__(self) -> int:
         return self._table.num_rows
 

@@ -94,8 +94,10 @@ def check_by(by: Any, numeric: Collection[str], others: Collection[str], *, para
     column, use_named = by, f"{parameter}={named[0]!r}"
     if isinstance(by, str) and parameter != "by":
         column = by.removeprefix("-")
+    if by in named:
+        return
     is_elsewhere = parameter == "drop_strategy" and by in _NAMED
-    if by in named or (isinstance(by, str) and column in numeric and not is_elsewhere):
+    if isinstance(by, str) and column in numeric and not is_elsewhere:
         return
     if not isinstance(by, str):
         what, remedy = f"{parameter} must be the name of a strategy or a column, got {by!r}", use_named

@@ -337,26 +337,21 @@ class BufferTable:
         self._sealed = self._with_small_ones_joined(list(segments))
 
     def _with_small_ones_joined(self, segments: list[Segment]) -> list[Segment]:
-        """Eight neighbours as one block, wherever that is possible."""
-        at = 0
-        while at + _FAN <= len(segments):
-            some = segments[at : at + _FAN]
-            if self._can_join(some):
-                segments[at : at + _FAN] = [self._rewritten(some)]
-                at = max(at - _FAN + 1, 0)
-            else:
-                at += 1
-        return segments
-
-    def _can_join(self, segments: Sequence[Segment]) -> bool:
-        """Whether these neighbours are small, and none as large as the others together.
+        """Eight neighbours as one block, if each is small, and none as large as the others together.
 
         So there are few blocks, and the block that holds a row has doubled each time that the row is copied.
         """
-        if any(segment.block is self._tail for segment in segments):
-            return False
-        sizes = [segment.num_rows for segment in segments]
-        return max(sizes) * 2 <= sum(sizes) and max(sizes) * _SMALL <= self.num_rows
+        at = 0
+        while at + _FAN <= len(segments):
+            some = segments[at : at + _FAN]
+            sizes = [segment.num_rows for segment in some]
+            is_open = any(segment.block is self._tail for segment in some)
+            if is_open or max(sizes) * 2 > sum(sizes) or max(sizes) * _SMALL > self.num_rows:
+                at += 1
+            else:
+                segments[at : at + _FAN] = [self._rewritten(some)]
+                at = max(at - _FAN + 1, 0)
+        return segments
 
     def _blocks(self) -> set[RowBlock]:
         return {segment.block for segment in self._sealed} | set(filter(None, [self._tail]))
