@@ -15,21 +15,9 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from batchwright.base.errors import MissingExtraError
+from batchwright.buffer import kinds
 from batchwright.buffer.plain_values import Misfit
-from batchwright.buffer.schema import (
-    Columns,
-    Field,
-    Numbers,
-    Schema,
-    Values,
-    holds,
-    is_bytes,
-    is_tensor,
-    is_text,
-    numbers_of,
-    plain_type,
-    types_inside,
-)
+from batchwright.buffer.schema import Columns, Field, Numbers, Schema, Values
 from batchwright.columns.arrow import tensors_to_numpy
 
 __all__ = [
@@ -50,11 +38,12 @@ def to_arrow(field: Field, values: Values) -> pa.Array:
     if not isinstance(values, Numbers):
         return values
     numbers, valid = values
-    is_null = None if valid is None or valid.all() else ~valid
-    if not is_tensor(field.type):
+    is_null = bitmap = None
+    if valid is not None and not valid.all():
+        is_null, bitmap = ~valid, pa.array(valid).buffers()[1]
+    if not kinds.is_tensor(field.type):
         return pa.array(np.ascontiguousarray(numbers), field.type, mask=is_null)
     flat = pa.array(np.ascontiguousarray(numbers).reshape(-1), field.type.value_type)
-    bitmap = None if is_null is None else pa.array(valid).buffers()[1]
     # From buffers: of arrays with a 0 in their shape, the values do not say how many rows there are.
     storage = pa.Array.from_buffers(field.type.storage_type, len(numbers), [bitmap], children=[flat])
     return pa.ExtensionArray.from_storage(field.type, storage)
@@ -73,7 +62,7 @@ def from_arrow(field: Field, array: pa.Array | pa.ChunkedArray) -> Values:
         array = _cast(_decoded(array), field.type)
     if field.numbers is None:
         return _owned(array)
-    if is_tensor(array.type):
+    if kinds.is_tensor(array.type):
         return _of_tensors(array)
     valid = _valid(array)
     if valid is not None:
@@ -94,8 +83,8 @@ def joined(array: pa.Array | pa.ChunkedArray) -> pa.Array:
 
 def _decoded(array: pa.Array) -> pa.Array:
     """The array without dictionaries, runs and views."""
-    kind = plain_type(array.type)
-    if kind == array.type or is_tensor(kind):
+    kind = kinds.plain_type(array.type)
+    if kind == array.type or kinds.is_tensor(kind):
         return array
     is_view = pa.types.is_list_view(array.type) or pa.types.is_large_list_view(array.type)
     if not is_view:  # Arrow's cast breaks views of lists that are null
@@ -107,7 +96,7 @@ def _decoded(array: pa.Array) -> pa.Array:
 
 
 def _cast(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    if holds(kind, array.type):
+    if kinds.holds(kind, array.type):
         try:
             return array.cast(kind)
         except pa.ArrowException:  # an integer that a float would round, a list of another length, a null
@@ -122,7 +111,7 @@ def _owned(array: pa.Array) -> pa.Array:
     Arrow shares the memory of NumPy arrays and does not report it. Text never shares such memory, and data read from
     a file cannot be changed.
     """
-    if is_text(array.type) or is_bytes(array.type):
+    if kinds.is_text(array.type) or kinds.is_bytes(array.type):
         return array
     if not any(buffer is not None and buffer.is_mutable for buffer in array.buffers()):
         return array
@@ -137,13 +126,13 @@ def as_tensors(array: pa.Array) -> Numbers | None:
 
     Lists in which a number is missing stay lists.
     """
-    if is_tensor(array.type):
+    if kinds.is_tensor(array.type):
         return _of_tensors(array)
     kind, shape = array.type, []
     while pa.types.is_fixed_size_list(kind):
         shape.append(kind.list_size)
         kind = kind.value_type
-    if numbers_of(kind) is None or is_tensor(kind) or not prod(shape) or not shape:
+    if kinds.numbers_of(kind) is None or kinds.is_tensor(kind) or not prod(shape) or not shape:
         return None
     flat, valid, num_valid = array, _valid(array), len(array) - array.null_count
     for _ in shape:
@@ -181,7 +170,9 @@ def pylist(values: Values) -> list[Any]:
         return _python(values)
     numbers, valid = values
     found: list[Any] = numbers.tolist() if numbers.ndim == 1 else list(numbers.copy())
-    return found if valid is None else _with_none(found, valid.tolist())
+    if valid is None:
+        return found
+    return _with_none(found, valid.tolist())
 
 
 def _with_none(values: list[Any], valid: list[bool]) -> list[Any]:
@@ -190,9 +181,9 @@ def _with_none(values: list[Any], valid: list[bool]) -> list[Any]:
 
 def _python(array: pa.Array) -> list[Any]:
     kind = array.type
-    if is_tensor(kind):
+    if kinds.is_tensor(kind):
         return pylist(_of_tensors(array))
-    has_tensors = any(map(is_tensor, types_inside(kind)))
+    has_tensors = any(map(kinds.is_tensor, kinds.types_inside(kind)))
     if not has_tensors or not len(array) or pa.types.is_map(kind) or pa.types.is_union(kind):
         return array.to_pylist()  # type: ignore[no-any-return]
     found: list[Any]

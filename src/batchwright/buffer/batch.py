@@ -65,7 +65,7 @@ class RowBatch(Movable):
     @property
     def missing(self) -> dict[str, NDArray[np.bool_]]:
         """The mask of rows without a value, for each column of numbers."""
-        return {name: ~column.has_value for name, column in self._columns.items() if isinstance(column, Numbers)}
+        return {name: ~column.has_value for name, column in _numbers_of(self._columns).items()}
 
     def keys(self) -> list[str]:
         return list(self._columns)
@@ -101,11 +101,12 @@ class RowBatch(Movable):
 
     def to_table(self) -> pa.Table:
         """These rows as an Arrow table, with nulls where they have no value."""
-        columns = {
-            name: Numbers(np.asarray(column.values), column.valid) if isinstance(column, Numbers) else column
-            for name, column in self._columns.items()
-        }
-        return as_table(self.schema, columns)
+        return as_table(self.schema, self._with_values(lambda name, column: np.asarray(column.values)))
+
+    def _with_values(self, make: Callable[[str, Numbers], Any]) -> Columns:
+        """The columns, with other arrays for those of numbers."""
+        made = {name: Numbers(make(name, column), column.valid) for name, column in _numbers_of(self._columns).items()}
+        return {**self._columns, **made}
 
     def torch(self) -> Self:
         """These rows with tensors for the columns of numbers. They share memory with this batch's arrays."""
@@ -125,8 +126,10 @@ class RowBatch(Movable):
 
     def _arrays(self) -> dict[str | None, Any]:
         """The columns of numbers as users get them, and the weights under None, which is not the name of a column."""
-        weights: dict[str | None, Any] = {} if self.weights is None else {None: self.weights}
-        return {name: self[name] for name, column in self._columns.items() if isinstance(column, Numbers)} | weights
+        arrays: dict[str | None, Any] = {name: self[name] for name in _numbers_of(self._columns)}
+        if self.weights is not None:
+            arrays[None] = self.weights
+        return arrays
 
     def _moved(self, move: Callable[[Any], Any]) -> Self:
         arrays = self._arrays()
@@ -136,10 +139,7 @@ class RowBatch(Movable):
 
     def _with(self, arrays: dict[str | None, Any]) -> Self:
         """This batch, with other arrays for its columns of numbers and its weights."""
-        columns = {
-            name: Numbers(arrays[name], column.valid) if isinstance(column, Numbers) else column
-            for name, column in self._columns.items()
-        }
+        columns = self._with_values(lambda name, column: arrays[name])
         batch = type(self)(self.schema, columns, self.ids, self.index, arrays.get(None), self._metadata)
         batch._made = {name: arrays.get(name, made) for name, made in self._made.items()}
         return batch
@@ -161,7 +161,9 @@ def filled(column: Numbers) -> NDArray[Any]:
     if valid is None or valid.all() or not isinstance(values, np.ndarray):  # a framework got them filled
         return values
     values = values.copy()
-    values[~valid] = np.nan if _has_nan(column) else 0
+    values[~valid] = 0
+    if _has_nan(column):
+        values[~valid] = np.nan
     return values
 
 
@@ -173,13 +175,17 @@ def converted(schema: Schema, columns: Columns, framework: str, **options: Any) 
     """
     arrays = {
         name: filled(column)
-        for name, column in columns.items()
-        if isinstance(column, Numbers) and (column.valid is None or _has_nan(column) or column.valid.all())
+        for name, column in _numbers_of(columns).items()
+        if column.valid is None or _has_nan(column) or column.valid.all()
     }
     if framework != "numpy":
         arrays = adapter(framework).numbers(arrays, **options)
     found = {name: pylist(column) for name, column in columns.items() if name not in arrays} | arrays
     return {name: found[name] for name in schema.names}
+
+
+def _numbers_of(columns: Columns) -> dict[str, Numbers]:
+    return {name: column for name, column in columns.items() if isinstance(column, Numbers)}
 
 
 def _has_nan(column: Numbers) -> bool:

@@ -72,8 +72,10 @@ def capacity_for(num_rows: int, schema: Schema, at_least: int) -> int:
     So there are few blocks, and dropping the oldest leaves at most a quarter of the memory to rows that are gone, or
     16 MB. Small blocks are expensive: their memory comes in small pages.
     """
-    row_bytes = sum(field.row_bytes or 64 for field in schema) or 1  # text and lists are guessed
-    more = num_rows if num_rows * row_bytes < _SMALL_BYTES else num_rows // 4
+    row_bytes = sum(field.row_bytes for field in schema) or 1
+    more = num_rows
+    if num_rows * row_bytes >= _SMALL_BYTES:
+        more = num_rows // 4
     most = max(_LARGEST_BYTES // row_bytes, _SMALLEST_ROWS)
     return max(min(max(more, _SMALLEST_ROWS), most, _LARGEST_ROWS), at_least)
 
@@ -141,8 +143,7 @@ class NumberColumn:
         return self.valid
 
     def read(self, start: int, stop: int) -> Numbers:
-        valid = self.valid
-        return Numbers(self.values[start:stop], valid if valid is None else valid[start:stop])
+        return Numbers(self.values, self.valid).part(slice(start, stop))
 
     last_put = read
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -38,8 +37,6 @@ from batchwright.buffer.view import View, refuse_twice
 from batchwright.typing import Array
 
 __all__ = ["DatasetBuffer", "buffer_of"]
-
-T = TypeVar("T")
 
 
 class DatasetBuffer(Reads):
@@ -222,9 +219,8 @@ class DatasetBuffer(Reads):
         try:
             if disk is not None:
                 self._catch_up(disk)
-                data = codec.encode_columns(table.schema, table.last_put(count))
-                change = codec.Append(table.number + 1, now, data, count, 1.0, "random", None, "dict", None)
-                disk.folder.journal.write(change.number, codec.encode(change))
+                change = codec.Append(table.number + 1, now, b"", count, 1.0, "random", None, "dict", None)
+                disk.write(contents, change, table.schema, table.last_put(count))
             ids = table.accept(count, now)
             if is_over:
                 contents.drop_over()
@@ -258,43 +254,34 @@ class DatasetBuffer(Reads):
         if not count and kept == table.num_rows:
             return range(table.next_id, table.next_id)
 
-        def record(number: int, time_us: int) -> codec.Append:
-            data = codec.encode_columns(schema, columns)
-            known = None if schema == table.schema and table.next_id else codec.encode_schema(schema)
-            return codec.Append(number, time_us, data, count, max(float(retain), 0.0), by, origin, kind, known)
+        change = codec.Append(*self._next(), b"", count, max(float(retain), 0.0), by, origin, kind, None)
+        self._do(change, schema, columns)
+        return range(table.next_id - count, table.next_id)
 
-        def apply(contents: Contents, now: int) -> range:
-            return contents.add(schema, columns, kind=kind, retain=retain, by=by, origin=origin, time_us=now)
+    def _next(self) -> tuple[int, int]:
+        """The number of the next change, and its time in microseconds."""
+        return self._table.number + 1, time.time_ns() // 1000
 
-        return self._do(record, apply)
-
-    def _do(
-        self,
-        record: Callable[[int, int], codec.Operation],
-        apply: Callable[[Contents, int], T],
-        *,
-        in_place: bool = False,
-    ) -> T:
+    def _do(self, change: codec.Operation, schema: Schema, columns: Columns) -> None:
         """One change: write it down, then make it. If either fails, the buffer is as it was.
 
-        `in_place`: the change overwrites values. An interrupt (Ctrl-C) then takes effect after it, not in its middle.
+        `SetValues` overwrites values. An interrupt (Ctrl-C) then takes effect after it, not in its middle.
         """
-        contents, now = self._contents, time.time_ns() // 1000
+        contents, disk = self._contents, self._disk
         saved, kind = contents.table.save(), contents.kind
-        if self._disk is not None:
-            self._catch_up(self._disk)
-            self._disk.write(record(contents.table.number + 1, now))
+        if disk is not None:
+            self._catch_up(disk)
+            disk.write(contents, change, schema, columns)
         try:
-            result = apply(contents, now)
+            contents.apply(change, schema, columns)
         except BaseException:
             contents.table.restore(saved)
             contents.kind = kind
-            if in_place:  # some rows have their new values already, and the old ones are gone
-                apply(contents, now)
+            if isinstance(change, codec.SetValues):  # some rows have new values already, and the old ones are gone
+                contents.apply(change, schema, columns)
             raise
-        if self._disk is not None:
-            self._disk.after_change(contents)
-        return result
+        if disk is not None:
+            disk.after_change(contents)
 
     # Changes
 
@@ -336,14 +323,8 @@ class DatasetBuffer(Reads):
             fields.append(field)
         if not len(ids):
             return
-        schema = known.merged(fields)
-
-        def record(number: int, time_us: int) -> codec.SetValues:
-            data = codec.encode_columns(schema, columns)
-            new = None if schema == known else codec.encode_schema(schema)
-            return codec.SetValues(number, time_us, codec.encode_ids(ids), data, new)
-
-        self._do(record, lambda contents, now: contents.change(ids, schema, columns), in_place=True)
+        change = codec.SetValues(*self._next(), codec.encode_ids(ids), b"", None)
+        self._do(change, known.merged(fields), columns)
 
     def drop(self, ids: Array) -> None:
         """Remove the rows with these ids."""
@@ -355,10 +336,7 @@ class DatasetBuffer(Reads):
             refuse_twice(gone, "ids")
             if not len(gone):
                 return
-            self._do(
-                lambda number, now: codec.DropRows(number, now, codec.encode_ids(gone)),
-                lambda contents, now: contents.drop(gone),
-            )
+            self._do(codec.DropRows(*self._next(), codec.encode_ids(gone)), self._table.schema, {})
 
     # Versions
 
@@ -428,20 +406,13 @@ class DatasetBuffer(Reads):
         """
         with self._lock:
             kept = self._contents.find(version)
-            self._do(
-                lambda number, now: codec.Rollback(number, now, kept.ordinal),
-                lambda contents, now: contents.roll_back(kept),
-            )
+            self._do(codec.Rollback(*self._next(), kept.ordinal), self._table.schema, {})
 
     # Reading
 
     def _look(self) -> View:
         with self._lock:
             return self._table.view()
-
-    def _hold(self) -> View:
-        with self._lock:
-            return self._table.view().share()
 
     def __len__(self) -> int:
         return self._table.num_rows

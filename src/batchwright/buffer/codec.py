@@ -52,6 +52,8 @@ T = TypeVar("T")
 
 
 class _Change(msgspec.Struct, array_like=True, frozen=True):
+    """A change to a buffer. Its columns and its schema are filled in when it is written to the journal."""
+
     number: int
     time_us: int
 
@@ -75,6 +77,10 @@ class SetValues(_Change, tag=2, frozen=True):
     ids: bytes
     columns: bytes
     schema: bytes | None
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.ids) // 8
 
 
 class DropRows(_Change, tag=3, frozen=True):
@@ -102,15 +108,12 @@ Operation = Append | SetValues | DropRows | Rollback | SettingsChange
 _operations: msgspec.msgpack.Decoder[Operation] = msgspec.msgpack.Decoder(Operation)
 
 
-def encode(operation: Operation) -> bytes:
-    """
+def encode(value: object) -> bytes:
+    """A change, or the values of columns, as MessagePack.
+
     >>> decode(encode(Rollback(7, 0, version=3)))
     Rollback(number=7, time_us=0, version=3)
     """
-    return _encoded(operation)
-
-
-def _encoded(value: object) -> bytes:
     try:
         return _encoder.encode(value)
     except msgspec.EncodeError as error:
@@ -198,7 +201,7 @@ def encode_columns(schema: Schema, columns: Columns) -> bytes:
             values[name] = column.to_pylist()
         else:
             values[name] = memoryview(_message(column, field))
-    return _encoded((values, valid))
+    return encode((values, valid))
 
 
 def decode_columns(schema: Schema, data: bytes | memoryview, num_rows: int) -> Columns:

@@ -10,16 +10,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from batchwright.base.errors import SpecError
 from batchwright.base.words import counted, suggest
+from batchwright.buffer import codec
 from batchwright.buffer.arrow import equal_rows, has_value
 from batchwright.buffer.retain import BufferSettings, column_of, drop, keep, kept_count
-from batchwright.buffer.schema import Columns, Numbers, Schema, num_rows_of
+from batchwright.buffer.schema import Columns, Numbers, Schema
 from batchwright.buffer.table import BufferTable
 from batchwright.buffer.view import View
 
@@ -147,48 +147,48 @@ class Contents:
 
     # Changes
 
-    def add(
-        self, schema: Schema, columns: Columns, *, kind: str, retain: Any, by: str, origin: str | None, time_us: int
-    ) -> range:
-        """Choose the existing rows that stay, add others, and drop the rows above `max_size`."""
+    def apply(self, change: codec.Operation, schema: Schema, columns: Columns) -> None:
+        """Make a change: now, or again when a journal is read. `columns` are those that it brings."""
         table = self.table
-        number, kept = table.begin_change(), kept_count(table.num_rows, retain)
+        match change:
+            case codec.Append():
+                self._add(change, schema, columns)
+            case codec.SetValues():
+                index = table.view().index_of(codec.decode_ids(change.ids))
+                table.begin_change()
+                table.change(index, schema, columns)
+            case codec.DropRows():
+                index = table.view().index_of(codec.decode_ids(change.ids))
+                table.begin_change()
+                table.drop(np.sort(index))
+            case codec.Rollback():
+                kept = self.version_of(change.version)
+                assert kept is not None
+                table.begin_change()
+                table.replace(kept.view.share().segments, kept.view.schema)
+                self.kind = kept.kind
+            case codec.SettingsChange():
+                self.settings = BufferSettings(change.max_size, change.drop_strategy, change.seed)
+                table.begin_change()
+                self.drop_over()
+
+    def _add(self, change: codec.Append, schema: Schema, columns: Columns) -> None:
+        """Choose the existing rows that stay, add others, and drop the rows above `max_size`."""
+        table, by = self.table, change.by
+        number, kept = table.begin_change(), kept_count(table.num_rows, change.retain)
         if kept < table.num_rows:
             table.keep(keep(table.num_rows, kept, by, self._values_of(by), seed=self.settings.seed, number=number))
-        ids = table.add(schema, columns, time_us, origin)
-        if num_rows_of(columns):
-            self.kind = kind
-        self.drop_over()
-        return ids
-
-    def change(self, ids: NDArray[np.int64], schema: Schema, columns: Columns) -> None:
-        """New values of some columns for some rows."""
-        index = self.table.view().index_of(ids)
-        self.table.begin_change()
-        self.table.change(index, schema, columns)
-
-    def drop(self, ids: NDArray[np.int64]) -> None:
-        index = self.table.view().index_of(ids)
-        self.table.begin_change()
-        self.table.drop(np.sort(index))
-
-    def roll_back(self, kept: CommittedVersion) -> None:
-        self.table.begin_change()
-        self.table.replace(kept.view.share().segments, kept.view.schema)
-        self.kind = kept.kind
-
-    def choose_by(self, settings: BufferSettings) -> None:
-        """Other settings from now on."""
-        self.settings = settings
-        self.table.begin_change()
+        table.add(schema, columns, change.time_us, change.origin)
+        if change.num_rows:
+            self.kind = change.kind
         self.drop_over()
 
     def drop_over(self) -> None:
         """Drop the rows above `max_size`."""
         table, (max_size, strategy, seed) = self.table, self.settings
-        over = 0 if max_size is None else table.num_rows - max_size
-        if over <= 0:
+        if max_size is None or table.num_rows <= max_size:
             return
+        over = table.num_rows - max_size
         if strategy == "oldest":  # with each row that comes to a full buffer
             table.drop_first(over)
             return

@@ -15,6 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from batchwright.base.checks import local_path
 from batchwright.base.errors import StoreError
 from batchwright.base.journal import Record, read_records, salvage_records
@@ -23,6 +25,7 @@ from batchwright.buffer.contents import CommittedVersion, Contents, VersionInfo
 from batchwright.buffer.folder import SALVAGE, BufferFolder
 from batchwright.buffer.parts import Parts
 from batchwright.buffer.retain import BufferSettings, check_by
+from batchwright.buffer.schema import Columns, Schema
 from batchwright.buffer.view import View
 
 __all__ = ["Durable"]
@@ -102,8 +105,9 @@ class Durable:
             contents.settings = wanted
             self.checkpoint(contents)
             return
-        self.write(codec.SettingsChange(contents.table.number + 1, time.time_ns() // 1000, *wanted))
-        contents.choose_by(wanted)
+        change = codec.SettingsChange(contents.table.number + 1, time.time_ns() // 1000, *wanted)
+        self.write(contents, change, schema, {})
+        contents.apply(change, schema, {})
 
     def _replay(self, contents: Contents, change: codec.Operation) -> None:
         """Make a change that was written down."""
@@ -111,32 +115,17 @@ class Durable:
         if change.number != table.number + 1:
             what = f"change {change.number} cannot follow change {table.number}"
             raise StoreError(what, folder=self.folder.path, remedy="restore the folder from a copy")
-        schema = table.schema
-        if isinstance(change, codec.Append | codec.SetValues) and change.schema is not None:
-            schema = codec.decode_schema(change.schema)
+        schema, columns = table.schema, Columns()
         match change:
-            case codec.Append():
+            case codec.Append() | codec.SetValues():
+                if change.schema is not None:
+                    schema = codec.decode_schema(change.schema)
                 columns = codec.decode_columns(schema, change.columns, change.num_rows)
-                how = {name: getattr(change, name) for name in ("kind", "retain", "by", "origin", "time_us")}
-                contents.add(schema, columns, **how)
-            case codec.SetValues():
-                ids = codec.decode_ids(change.ids)
-                contents.change(ids, schema, codec.decode_columns(schema, change.columns, len(ids)))
-            case codec.DropRows():
-                contents.drop(codec.decode_ids(change.ids))
-            case codec.Rollback():
-                contents.roll_back(self._version(contents, change.version))
-            case codec.SettingsChange():
-                contents.choose_by(BufferSettings(change.max_size, change.drop_strategy, change.seed))
-
-    def _version(self, contents: Contents, ordinal: int) -> CommittedVersion:
-        kept = contents.version_of(ordinal)
-        if kept is None:  # committed since they were listed
-            self._find_versions(contents)
-            kept = contents.version_of(ordinal)
-        if kept is None:
-            raise self.folder.missing_version(ordinal)
-        return kept
+            case codec.Rollback() if contents.version_of(change.version) is None:
+                self._find_versions(contents)  # it was committed since they were listed
+                if contents.version_of(change.version) is None:
+                    raise self.folder.missing_version(change.version)
+        contents.apply(change, schema, columns)
 
     def refresh(self, contents: Contents) -> Contents:
         """Return the current contents of the folder: the same contents with later changes, or others."""
@@ -159,9 +148,14 @@ class Durable:
 
     # Writing down
 
-    def write(self, change: codec.Operation) -> None:
-        """Write a change to the journal. If this raises, no change was made."""
+    def write(self, contents: Contents, change: codec.Operation, schema: Schema, columns: Columns) -> None:
+        """Write a change to the journal, with the columns that it brings. If this raises, no change was made."""
         self.folder.check_writer()
+        if isinstance(change, codec.Append | codec.SetValues):
+            table, new = contents.table, None
+            if schema != table.schema or not table.next_id:
+                new = codec.encode_schema(schema)
+            change = replace(change, columns=codec.encode_columns(schema, columns), schema=new)
         self.folder.journal.write(change.number, codec.encode(change))
 
     def caught_up(self, contents: Contents) -> Contents | None:

@@ -15,9 +15,10 @@ import numpy as np
 import pyarrow as pa
 
 from batchwright.base.words import first_line
+from batchwright.buffer import kinds
 from batchwright.buffer.arrow import to_arrow
 from batchwright.buffer.plain_values import DTYPES, Misfit, describe, is_name
-from batchwright.buffer.schema import Field, Numbers, Values, is_bytes, is_list, is_text, numbers_of
+from batchwright.buffer.schema import Field, Numbers, Values
 
 __all__ = ["fit", "infer"]
 
@@ -158,24 +159,29 @@ def _check_types(values: Sequence[Any], accepted: tuple[type, ...], has: str, re
     raise Misfit("a value of another type", has=has, got=describe(wrong), remedy=remedy)
 
 
+def _filled(values: Sequence[Any], nothing: Any) -> list[Any]:
+    """The values, with something in place of None."""
+    return [nothing if value is None else value for value in values]
+
+
 # Numbers
 
 
 def _numbers(values: Sequence[Any], dtype: np.dtype[Any], shape: tuple[int, ...]) -> Numbers:
-    valid, kinds = None, set(map(type, values))
-    if _NONE in kinds:
+    valid, classes = None, set(map(type, values))
+    if _NONE in classes:
         valid = np.fromiter((value is not None for value in values), bool, len(values))
         nothing = np.zeros(shape, dtype) if shape else dtype.type(0).item()
-        values = [nothing if value is None else value for value in values]
-        kinds = set(map(type, values))
+        values = _filled(values, nothing)
+        classes = set(map(type, values))
     if shape:
         return Numbers(_tensors(values, dtype, shape), valid)
-    return Numbers(_scalars(values, kinds, dtype), valid)
+    return Numbers(_scalars(values, classes, dtype), valid)
 
 
-def _scalars(values: Sequence[Any], kinds: set[type], dtype: np.dtype[Any]) -> np.ndarray:
+def _scalars(values: Sequence[Any], classes: set[type], dtype: np.dtype[Any]) -> np.ndarray:
     """Numbers of one dtype that holds each of them exactly; Python's floats are rounded to it."""
-    others = kinds - {dtype.type, _PYTHONS_OWN.get(dtype)}
+    others = classes - {dtype.type, _PYTHONS_OWN.get(dtype)}
     for kind in others:
         if not _may_become(kind, dtype):
             wrong = next(value for value in values if type(value) is kind)
@@ -242,14 +248,14 @@ def _tensors(values: Sequence[Any], dtype: np.dtype[Any], shape: tuple[int, ...]
 
 def _array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     """(Plain) values as an Arrow array of exactly this type."""
-    if is_text(kind) or is_bytes(kind):
+    if kinds.is_text(kind) or kinds.is_bytes(kind):
         return _texts(values, kind)
-    numbers = numbers_of(kind)
+    numbers = kinds.numbers_of(kind)
     if numbers is not None:
         return to_arrow(Field("", kind), _numbers(values, *numbers))
     if pa.types.is_struct(kind):
         return _structs(values, kind)
-    if is_list(kind):
+    if kinds.is_list(kind):
         return _lists(values, kind)
     return _others(values, kind)
 
@@ -265,7 +271,7 @@ def _member(step: str, values: Sequence[Any], field: pa.Field, parents: Sequence
 
 
 def _texts(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    if is_text(kind):
+    if kinds.is_text(kind):
         accepted: tuple[type, ...] = (str,)
         remedy = "str(value), where that is meant"
     else:
@@ -294,7 +300,7 @@ def _structs(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
         raise Misfit(what, has=str(kind), got=f"dict with {keys}", remedy=remedy)
     children = []
     for field in kind:
-        members = [None if value is None else value.get(field.name) for value in values]
+        members = [value.get(field.name) for value in _filled(values, {})]
         children.append(_member(f".{field.name}", members, field, [value.get(field.name) for value in known]))
     return pa.StructArray.from_arrays(children, fields=list(kind), mask=_null_mask(values))
 
@@ -303,7 +309,7 @@ def _lists(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     _check_types(values, (list, np.ndarray), str(kind), "a list")
     if pa.types.is_fixed_size_list(kind):
         return _fixed_lists(values, kind)
-    ends = np.cumsum([0, *(0 if value is None else len(value) for value in values)])
+    ends = np.cumsum([0, *map(len, _filled(values, ()))])
     items = _items([value for value in values if value is not None], kind)
     if pa.types.is_large_list(kind):
         return pa.LargeListArray.from_arrays(pa.array(ends), items, type=kind, mask=_null_mask(values))
@@ -318,14 +324,14 @@ def _fixed_lists(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
         if len(value) != kind.list_size:
             remedy = f"{kind.list_size} items, or pa.list_(...) without a size in schema="
             raise Misfit("a list of another length", has=str(kind), got=f"list of {len(value)}", remedy=remedy)
-    filled = [[None] * kind.list_size if value is None else value for value in values]
+    filled = _filled(values, [None] * kind.list_size)
     items = _member("[]", list(chain.from_iterable(filled)), kind.value_field, list(chain.from_iterable(known)))
     return pa.FixedSizeListArray.from_arrays(items, type=kind, mask=_null_mask(values))
 
 
 def _items(lists: list[Any], kind: pa.DataType) -> pa.Array:
     """The items of some lists, one after the other. Arrays of the right type are joined without further checks."""
-    numbers = numbers_of(kind.value_type)
+    numbers = kinds.numbers_of(kind.value_type)
     if lists and all(type(value) is np.ndarray and (value.dtype, value.shape[1:]) == numbers for value in lists):
         return to_arrow(Field("", kind.value_type), Numbers(np.concatenate(lists)))
     items = list(chain.from_iterable(lists))
@@ -338,20 +344,16 @@ def _others(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     refused = Misfit("a value of another type", has=str(kind), got=describe(first), remedy=f"a value of type {kind}")
     try:
         if isinstance(first, np.datetime64 | np.timedelta64):
-            nothing = type(first)("NaT")
-            made = pa.array(np.array([nothing if value is None else value for value in values]))
+            made = pa.array(np.array(_filled(values, type(first)("NaT"))))
             is_same = made.type == kind
         else:
             if pa.types.is_map(kind):  # pairs, already turned into lists
                 values = [value and [tuple(pair) for pair in value] for value in values]
             made = pa.array(values, kind)
-            is_same = all(map(_is_same, made.to_pylist(), values))
+            pairs = zip(made.to_pylist(), values, strict=True)
+            is_same = all(isinstance(value, type(back)) and back == value for back, value in pairs)
     except (pa.ArrowException, TypeError, ValueError, OverflowError, AttributeError):
         raise refused from None
     if not is_same or isinstance(made, pa.ChunkedArray):
         raise refused
     return made
-
-
-def _is_same(back: Any, value: Any) -> bool:
-    return isinstance(value, type(back)) and bool(back == value)

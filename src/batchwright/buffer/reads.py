@@ -94,7 +94,9 @@ class Reads(ABC):
         view = self._look()
         if ids is not None:
             return view.provenance(view.index_of(ids))
-        return view.provenance(np.arange(len(view)) if indices is None else view.checked(indices))
+        if indices is not None:
+            return view.provenance(view.checked(indices))
+        return view.provenance(np.arange(len(view)))
 
     def content_fingerprint(self) -> str:
         """Names the rows: equal rows give the same, however they came."""

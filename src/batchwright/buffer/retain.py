@@ -94,8 +94,10 @@ def check_by(by: Any, numeric: Collection[str], others: Collection[str], *, para
     column, use_named = by, f"{parameter}={named[0]!r}"
     if isinstance(by, str) and parameter != "by":
         column = by.removeprefix("-")
+    if by in named:
+        return
     is_elsewhere = parameter == "drop_strategy" and by in _NAMED
-    if by in named or (isinstance(by, str) and column in numeric and not is_elsewhere):
+    if isinstance(by, str) and column in numeric and not is_elsewhere:
         return
     if not isinstance(by, str):
         what, remedy = f"{parameter} must be the name of a strategy or a column, got {by!r}", use_named
@@ -205,9 +207,12 @@ def _extreme(values: NDArray[Any], count: int, *, largest: bool) -> NDArray[np.i
     """The `count` rows with the smallest (largest) values, ascending, the first ones of equals. No nulls, no NaN."""
     if count == 0:
         return np.empty(0, np.int64)
-    kth = len(values) - count if largest else count - 1
+    kth = count - 1
+    is_beyond: np.ufunc = np.less
+    if largest:
+        kth, is_beyond = len(values) - count, np.greater
     limit = np.partition(values, kth)[kth]
-    goes = values > limit if largest else values < limit
+    goes = is_beyond(values, limit)
     equal = np.flatnonzero(values == limit)
     goes[equal[: count - np.count_nonzero(goes)]] = True
     return np.flatnonzero(goes).astype(np.int64, copy=False)
@@ -253,7 +258,9 @@ def _distinct(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
     """The result of np.unique, in a tenth of the time."""
     numbers.sort()
     is_new = numbers[1:] != numbers[:-1]
-    return numbers if is_new.all() else numbers[np.concatenate([[True], is_new])]
+    if not is_new.all():
+        numbers = numbers[np.concatenate([[True], is_new])]
+    return numbers
 
 
 def _all_but(gone: NDArray[np.int64], n: int) -> NDArray[np.int64]:

@@ -41,9 +41,7 @@ class _Writers(NamedTuple):
     rows: list[tuple[str, Callable[[int, Any], None]]]
     """A function per column that writes one value to a row, or raises `SlowWrite`."""
     columns: list[tuple[str, NDArray[Any], np.dtype[Any], tuple[int, ...]]]
-    """The name, memory, type and shape of each column."""
-    names: set[str] | None
-    """The names of these columns, if all columns are numbers."""
+    """The name, memory, type and shape of each column of numbers."""
     row_bytes: int
 
 
@@ -132,7 +130,7 @@ class BufferTable:
         if tail is None or not self.num_rows:
             return 0
         writers = self._writers or self._make_writers(tail)
-        if columns.keys() != writers.names:
+        if columns.keys() != self.schema.by_name.keys() or len(writers.columns) < len(columns):
             return 0
         for name, _, dtype, shape in writers.columns:
             array = columns[name]
@@ -179,13 +177,12 @@ class BufferTable:
         self._writers = _Writers(
             rows=[(name, refuse_write if column is None else column.writer()) for name, column in columns.items()],
             columns=[(name, c.values, c.values.dtype, c.values.shape[1:]) for name, c in numbers.items()],
-            names=set(numbers) if numbers.keys() == columns.keys() else None,
             row_bytes=sum(column.row_bytes for column in numbers.values()),
         )
         return self._writers
 
-    def add(self, schema: Schema, columns: Columns, time_us: int, origin: str | None) -> range:
-        """Add rows, and give their ids."""
+    def add(self, schema: Schema, columns: Columns, time_us: int, origin: str | None) -> None:
+        """Add rows."""
         self._view = None
         self._take_schema(schema)
         count, done = num_rows_of(columns), 0
@@ -203,7 +200,6 @@ class BufferTable:
             done += part
             self.num_rows += part
             self.next_id += part
-        return range(self.next_id - count, self.next_id)
 
     def _take_schema(self, schema: Schema) -> None:
         if schema == self.schema:  # of a journal, it is another object
@@ -325,20 +321,20 @@ class BufferTable:
 
     def _compact(self) -> None:
         """Write neighbours that have few live rows anew, as one block: the rows that went have paid for it."""
-        live = Counter[int]()
+        live = Counter[RowBlock]()
         for segment in self.segments():
-            live[id(segment.block)] += segment.num_rows
-        sparse = {id(block) for block in self._blocks() if live[id(block)] < _SPARSE * block.num_rows}
-        if id(self._tail) in sparse:
+            live[segment.block] += segment.num_rows
+        sparse = {block for block in self._blocks() if live[block] < _SPARSE * block.num_rows}
+        if self._tail in sparse:
             self.seal()
+        segments = self._sealed
         if sparse:
-            done: list[Segment] = []
+            segments = []
             for group in _neighbours(self._sealed, sparse, capacity_for(1 << 62, self.schema, 0)):
-                if id(group[0].block) in sparse:
+                if group[0].block in sparse:
                     group = [self._rewritten(group)]
-                done += group
-            self._sealed = done
-        self._sealed = self._with_small_ones_joined(list(self._sealed))
+                segments += group
+        self._sealed = self._with_small_ones_joined(list(segments))
 
     def _with_small_ones_joined(self, segments: list[Segment]) -> list[Segment]:
         """Eight neighbours as one block, if each is small, and none as large as the others together.
@@ -357,11 +353,8 @@ class BufferTable:
                 at = max(at - _FAN + 1, 0)
         return segments
 
-    def _blocks(self) -> list[RowBlock]:
-        blocks = {id(segment.block): segment.block for segment in self._sealed}
-        if self._tail is not None:
-            blocks[id(self._tail)] = self._tail
-        return list(blocks.values())
+    def _blocks(self) -> set[RowBlock]:
+        return {segment.block for segment in self._sealed} | set(filter(None, [self._tail]))
 
     def _rewritten(self, segments: Sequence[Segment]) -> Segment:
         view = View(segments, self.schema, self.number, self.origins)
@@ -421,12 +414,12 @@ def _with_last_joined(segments: list[Segment]) -> list[Segment]:
     return [*rest, two.only(np.concatenate([one.offsets(), two.offsets()]))]
 
 
-def _neighbours(segments: list[Segment], sparse: set[int], limit: int) -> list[list[Segment]]:
+def _neighbours(segments: list[Segment], sparse: set[RowBlock], limit: int) -> list[list[Segment]]:
     """Groups of neighbours in sparse blocks, with at most `limit` rows. Each of the other segments is its own group."""
     groups: list[list[Segment]] = []
     num_rows, was_sparse = 0, False
     for segment in segments:
-        is_sparse = id(segment.block) in sparse
+        is_sparse = segment.block in sparse
         if is_sparse and was_sparse and num_rows + segment.num_rows <= limit:
             groups[-1].append(segment)
             num_rows += segment.num_rows

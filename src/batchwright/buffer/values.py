@@ -15,25 +15,11 @@ import pyarrow as pa
 
 from batchwright.base.errors import SampleError
 from batchwright.base.words import suggest
+from batchwright.buffer import kinds
 from batchwright.buffer.arrow import as_tensors, from_arrow, has_value, joined, pylist
 from batchwright.buffer.fit import fit, infer
 from batchwright.buffer.plain_values import DTYPES, SIMPLE, Misfit, array_of_tensor, is_array, is_name, kind_of, plain
-from batchwright.buffer.schema import (
-    Columns,
-    Field,
-    Numbers,
-    Row,
-    Schema,
-    Values,
-    is_list,
-    is_tensor,
-    merge,
-    num_rows_of,
-    numbers_of,
-    part_of,
-    plain_type,
-    types_inside,
-)
+from batchwright.buffer.schema import Columns, Field, Numbers, Row, Schema, Values, num_rows_of, part_of
 
 __all__ = [
     "arrays_to_columns",
@@ -104,8 +90,7 @@ def _learn(field: Field, values: list[Any]) -> Field:
 
 
 def _with_type(field: Field, kind: pa.DataType) -> Field:
-    merged = merge(field.type, kind)
-    return field if merged == field.type else dataclasses.replace(field, type=merged)
+    return dataclasses.replace(field, type=kinds.merge(field.type, kind))
 
 
 def refuse_column(name: str, schema: Schema, row: int | None = None) -> None:
@@ -156,14 +141,14 @@ def schema_of_arrow(schema: pa.Schema) -> Schema:
             _check_tensors(field.type)
         except Misfit as misfit:
             raise misfit.error(column=field.name) from None
-        kind = plain_type(field.type)
+        kind = kinds.plain_type(field.type)
         fields.append(Field(field.name, kind, required=not field.nullable, nullable=field.nullable))
     return Schema(tuple(fields))
 
 
 def _check_tensors(kind: pa.DataType) -> None:
-    for inner in filter(is_tensor, types_inside(kind)):
-        if numbers_of(inner) is None:
+    for inner in filter(kinds.is_tensor, kinds.types_inside(kind)):
+        if kinds.numbers_of(inner) is None:
             got, remedy = str(inner.value_type), "tensors of numbers or bool, or pa.list_(...)"
             raise Misfit(f"tensors of {got} cannot be kept", got=got, remedy=remedy)
 
@@ -286,7 +271,7 @@ def _from_numbers(numbers: Numbers, field: Field) -> tuple[Values, Field]:
         return numbers, field
     if not shape:
         return from_arrow(field, pa.array(numbers.values)), field
-    if is_list(field.type):
+    if kinds.is_list(field.type):
         return _fit_column(pylist(numbers), field)
     got = f"{dtype}{list(shape)}"
     raise Misfit("an array of another shape or type", has=str(field), got=got, remedy=f"one of {field} for each row")
@@ -295,12 +280,12 @@ def _from_numbers(numbers: Numbers, field: Field) -> tuple[Values, Field]:
 def _from_arrow(array: pa.Array, field: Field) -> tuple[Values, Field]:
     if field.is_open:
         _check_tensors(array.type)
-    if field.is_null or is_tensor(field.type):
+    if field.is_null or kinds.is_tensor(field.type):
         numbers = as_tensors(array)
         if numbers is not None:
             return _from_numbers(numbers, field)
     if field.is_open:
-        field = _with_type(field, plain_type(array.type))
+        field = _with_type(field, kinds.plain_type(array.type))
     _check_nulls(array, field)
     return from_arrow(field, array), field
 
