@@ -384,11 +384,9 @@ class FolderWatch:
         with contextlib.suppress(BlockingIOError):
             while self._inotify >= 0:
                 for watch, mask, name in _inotify_events(os.read(self._inotify, 65_536)):
-                    is_changed |= self._is_news(watch, mask, name)
+                    is_ours = watch in self._watches.values() and not name.startswith(b".")
+                    is_changed |= is_ours or bool(mask & _IN_Q_OVERFLOW)
         return is_changed
-
-    def _is_news(self, watch: int, mask: int, name: bytes) -> bool:
-        return bool(mask & _IN_Q_OVERFLOW) or (watch in self._watches.values() and not name.startswith(b"."))
 
     def _look_at_folders(self) -> bool:
         """Watch folders that are not watched yet, or changed. Returns whether one has changed since the last look.

@@ -7,20 +7,18 @@ at import. They do not replace registered names: the meaning of a name does not 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, runtime_checkable
+
+import cloudpickle
+import numpy as np
+from numpy.typing import NDArray
 
 from batchwright.base.errors import SpecError
 from batchwright.base.words import suggest
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
-from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
-
-import cloudpickle
-import numpy as np
-from numpy.typing import NDArray
 
 __all__ = ["Registry", "Rows", "Tokenizer", "by_value"]
 

@@ -416,14 +416,7 @@ class Asked(Mapping[str, Any]):
         **keywords: Any,
     ) -> None:
         self._given = {n: SETTINGS[n].checked(v) for n, v in keywords.items() if v is not None}
-        values: tuple[tuple[type[Value], Any], ...] = (
-            (Shuffle, shuffle),
-            (Mixture, weights),
-            (Batching, batch_size),
-            (Fields, fields),
-            (Delivery, delivery),
-        )
-        for kind, given in values:
+        for kind, given in zip(_VALUES, (shuffle, weights, batch_size, fields, delivery), strict=True):
             self._given |= kind._of(given).given()
 
     def __getitem__(self, name: str) -> Any:
