@@ -290,10 +290,6 @@ class FolderWatch:
                 with contextlib.suppress(BlockingIOError):  # the pipe is full of earlier calls: one is enough
                     os.write(self._wake_to, b"1")
 
-    def reset(self) -> None:
-        """What was looked for has been found: look again soon, where one has to look."""
-        self._nap_seconds = _SHORTEST_NAP_SECONDS
-
     def close(self) -> None:
         """Let go of everything. A wait in another thread ends, with False."""
         self._take_over_after_fork()
@@ -364,7 +360,7 @@ class FolderWatch:
             if self._is_closed:
                 return False
             if any(news):
-                self.reset()
+                self._nap_seconds = _SHORTEST_NAP_SECONDS
                 return True
             if is_blind:
                 self._nap_seconds = min(2 * self._nap_seconds, _LONGEST_NAP_SECONDS)

@@ -95,7 +95,7 @@ def _token(**parameter: Any) -> int | str:
 
 
 def _width(pad_to: Any) -> Any:
-    if isinstance(pad_to, str) or pad_to is None:
+    if isinstance(pad_to, str):
         return pad_to
     if hasattr(pad_to, "__len__"):
         return [at_least(1, pad_to=width) for width in pad_to]
