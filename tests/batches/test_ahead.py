@@ -57,13 +57,12 @@ def shared_memory_files():
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 3, 100])
-@pytest.mark.parametrize("threads", [1, 3])
-def test_threads_give_results_in_the_order_of_their_tasks(ahead, threads):
+def test_a_thread_gives_results_in_the_order_of_their_tasks(ahead):
     def later_is_faster(number):
         time.sleep(0.002 * (10 - number))
         return number * number
 
-    assert list(by_threads(later_is_faster, range(10), ahead, threads)) == [n * n for n in range(10)]
+    assert list(by_threads(later_is_faster, range(10), ahead)) == [n * n for n in range(10)]
 
 
 def test_threads_begin_no_more_tasks_than_they_may_be_ahead():

@@ -70,6 +70,12 @@ def test_a_full_piece_of_a_cut_document_predicts_the_next_token():
     assert block.extra["targets"].tolist() == [[1, 2, 3, 4], [5, 6, 7, 8], [9, -100, -100, -100]]
 
 
+def test_totals_count_the_target_that_follows_a_full_piece():
+    rows = rows_over([10], RowSpec(4, "best_fit", "split"))  # pieces of 4, 4 and 2 tokens
+    index = np.arange(rows.num_rows)
+    assert rows.totals(index) == (laid_out(rows, index).weight.sum(), 3) == (9, 3)
+
+
 def test_left_padding_moves_rows_to_the_right():
     rows = rows_over([2, 4], RowSpec(5, None, "drop"))
     block = fields_of(laid_out(rows, [0, 1], left=True), position_ids=True)

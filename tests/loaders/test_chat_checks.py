@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -288,6 +289,14 @@ def broken(rows: ConversationRows, **fields: np.ndarray) -> ConversationRows:
 
 def test_the_right_mask_passes(right):
     assert failures(*right) == []
+
+
+def test_a_note_of_rows_that_are_cut_names_the_first(right):
+    rows, settings, facts = right
+    found = findings_of(rows, facts, replace(settings, max_length=1, truncation="keep_end"))
+    (note,) = (finding for finding in found if finding.kind == "over length")
+    assert not note.is_failure
+    assert note.examples == ({"file": "sft.jsonl", "row": 0},)
 
 
 def test_a_mask_without_the_end_of_turn_fails(right):

@@ -282,6 +282,11 @@ def test_what_can_be_skipped(mixed, skip, skipped):
     assert [p for p in range(80) if p in plan.order.skips] == skipped
 
 
+def test_without_a_position_a_plan_is_amended_from_the_first_skipped_one(mixed):
+    plan = mixed(bw.Mixture({"web": 1, "code": 1}, num_rows=80)).plan.amend(skip=[8, 5])
+    assert plan.amendments[-1].at == 5
+
+
 def test_more_ranks_than_lanes_share_them(stores):
     settings = {"shuffle": bw.Shuffle("pool", pool_rows=32, lanes=2), "batch_size": 16, "chunk_size": 16}
     plan = bw.MixedDataLoader(stores, {"web": 1, "code": 1}, framework="numpy", **settings).plan

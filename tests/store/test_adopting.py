@@ -131,6 +131,7 @@ def test_adopting_from_another_path_gives_the_same_fingerprint_and_plan(train, t
 def test_adopting_again_changes_nothing(train):
     first, second = adopt(train), adopt(train)
     assert (first.version, first.fingerprint) == (second.version, second.fingerprint)
+    assert len(first.version) == 12
     assert len(list((second.path / "versions").iterdir())) == 1
 
 

@@ -29,6 +29,7 @@ batch_size=32 does not divide by world_size=3
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 __all__ = [
@@ -75,13 +76,7 @@ class BatchwrightError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Errors cross process borders (bake and loader workers), and must arrive with everything they say.
-        return _rebuild, (type(self), self.headline, self.remedy, self.where)
-
-
-def _rebuild(
-    kind: type[BatchwrightError], headline: str, remedy: str | None, where: dict[str, object]
-) -> BatchwrightError:
-    return kind(headline, remedy=remedy, **where)
+        return partial(type(self), self.headline, remedy=self.remedy, **self.where), ()
 
 
 class SpecError(BatchwrightError, ValueError):

@@ -26,7 +26,7 @@ from batchwright.base.files import let_go_in_children, out_of_space_at, write_wh
 
 __all__ = [
     *("HEAD_BYTES", "RECORD_BYTES", "Journal", "Record"),
-    *("read_head", "read_record", "read_records", "salvage_records"),
+    *("read_head", "read_record", "read_records"),
 ]
 
 log: logging.Logger = logging.getLogger("batchwright")
@@ -335,11 +335,6 @@ def read_records(
             offset, expected = found.end_offset, found.number + 1
 
 
-def salvage_records(path: Path) -> Iterator[Record]:
-    """The whole records before the first damage."""
-    return read_records(path, whole_file=False)
-
-
 def read_record(path: Path, descriptor: int, owner_id: bytes, offset: int) -> Record:
     """The one record that begins at an offset, of a file that is open. A StoreError where there is no whole one."""
     found = _Reader(descriptor, 1 << 16).record_at(offset, None, _seed_of(owner_id))
@@ -363,9 +358,6 @@ class _Reader:
         self._window_bytes = window_bytes
         self._window = b""
         self._start = 0
-
-    def forget(self) -> None:
-        self._window = b""
 
     def whole_records(self, offset: int, number: int, seed: int) -> Iterator[Record]:
         """Records in the window that are as they should be. Ends at whatever is not: `record_at` says what it is."""
@@ -391,7 +383,7 @@ class _Reader:
             found = self.record_at(offset, expected, seed)
             if not isinstance(found, _Damage):
                 break
-            self.forget()
+            self._window = b""
             time.sleep(0.002 * look)
         return found
 
@@ -456,11 +448,4 @@ def _pread(descriptor: int, count: int, offset: int) -> bytes:
 
 
 def _damage(path: Path, offset: int, number: int | None, reason: str, remedy: str = _RESTORE) -> StoreError:
-    return StoreError(
-        "this journal is damaged",
-        file=path,
-        byte=offset,
-        record=number,
-        reason=reason,
-        remedy=remedy,
-    )
+    return StoreError("this journal is damaged", file=path, byte=offset, record=number, reason=reason, remedy=remedy)

@@ -290,10 +290,6 @@ class FolderWatch:
                 with contextlib.suppress(BlockingIOError):  # the pipe is full of earlier calls: one is enough
                     os.write(self._wake_to, b"1")
 
-    def reset(self) -> None:
-        """What was looked for has been found: look again soon, where one has to look."""
-        self._nap_seconds = _SHORTEST_NAP_SECONDS
-
     def close(self) -> None:
         """Let go of everything. A wait in another thread ends, with False."""
         self._take_over_after_fork()
@@ -364,7 +360,7 @@ class FolderWatch:
             if self._is_closed:
                 return False
             if any(news):
-                self.reset()
+                self._nap_seconds = _SHORTEST_NAP_SECONDS
                 return True
             if is_blind:
                 self._nap_seconds = min(2 * self._nap_seconds, _LONGEST_NAP_SECONDS)
@@ -384,11 +380,9 @@ class FolderWatch:
         with contextlib.suppress(BlockingIOError):
             while self._inotify >= 0:
                 for watch, mask, name in _inotify_events(os.read(self._inotify, 65_536)):
-                    is_changed |= self._is_news(watch, mask, name)
+                    is_ours = watch in self._watches.values() and not name.startswith(b".")
+                    is_changed |= is_ours or bool(mask & _IN_Q_OVERFLOW)
         return is_changed
-
-    def _is_news(self, watch: int, mask: int, name: bytes) -> bool:
-        return bool(mask & _IN_Q_OVERFLOW) or (watch in self._watches.values() and not name.startswith(b"."))
 
     def _look_at_folders(self) -> bool:
         """Watch folders that are not watched yet, or changed. Returns whether one has changed since the last look.

@@ -11,22 +11,20 @@ import importlib.util
 import sys
 import threading
 import tokenize
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, runtime_checkable
+
+import cloudpickle
+import numpy as np
+from numpy.typing import NDArray
 
 from batchwright.base.errors import SpecError
 from batchwright.base.words import suggest
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
-from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
-
-import cloudpickle
-import numpy as np
-from numpy.typing import NDArray
 
 __all__ = ["Registry", "Rows", "Tokenizer", "by_value", "module_for", "run_file"]
 
@@ -36,13 +34,13 @@ T = TypeVar("T")
 class Registry(Generic[T]):
     """What there is of one kind of plug-in. A later registration of a name replaces the earlier one.
 
-    With a `group`, entry points of that group are plug-ins too. Each is named like the plug-in that loading it
-    registers; it may register others beside it.
+    Entry points of the `group` are plug-ins too. Each is named like the plug-in that loading it registers; it may
+    register others beside it.
     """
 
-    def __init__(self, kind: str, group: str | None = None) -> None:
+    def __init__(self, kind: str, group: str) -> None:
         self.kind: str = kind
-        self.group: str | None = group
+        self.group: str = group
         self.failed: dict[str, Exception] = {}
         """Entry points that could not be loaded, and why."""
         self._known: dict[str, T] = {}
@@ -153,9 +151,7 @@ def _rebuilt(rebuild: Callable[..., Any], arguments: tuple[Any, ...], packed: by
     return rebuild(*arguments, cloudpickle.loads(packed))
 
 
-def _entry_points(group: str | None) -> list[EntryPoint]:
-    if group is None:
-        return []
+def _entry_points(group: str) -> list[EntryPoint]:
     from importlib.metadata import entry_points  # takes longer than most programs need it
 
     return sorted(entry_points(group=group), key=lambda entry: (entry.name, entry.value))

@@ -33,11 +33,11 @@ R = TypeVar("R")
 Arrays = dict[str, NDArray[Any]]
 
 
-def by_threads(function: Callable[[T], R], tasks: Iterable[T], ahead: int, threads: int = 1) -> Iterator[R]:
-    """Yield function(task) for every task, in order. Up to `ahead` tasks begin before their results are requested."""
+def by_threads(function: Callable[[T], R], tasks: Iterable[T], ahead: int) -> Iterator[R]:
+    """Yield function(task) for every task, in order. A thread begins up to `ahead` tasks before they are requested."""
     waiting: deque[Future[R]] = deque()
     remaining = iter(tasks)
-    executor = ThreadPoolExecutor(threads, thread_name_prefix="batchwright-ahead")
+    executor = ThreadPoolExecutor(1, thread_name_prefix="batchwright-ahead")
     try:
         while True:
             for task in remaining:
@@ -61,14 +61,15 @@ def by_processes(
     Arrays come back through memory that parent and workers share. A slot is reused when the next result is requested,
     so copy a result before that. The memory has no name: nothing is left behind if a process dies.
     """
-    descriptor = shared_memory(workers * slots_each * slot_bytes)
-    crew: list[Worker] = []
-    memory: mmap.mmap | None = None
-    try:
-        memory = mmap.mmap(descriptor, workers * slots_each * slot_bytes)
-        for _ in range(workers):
-            into_slot = _IntoSlot(function, descriptor, workers * slots_each * slot_bytes, slot_bytes)
-            crew.append(Worker(into_slot, doing="of this loader", share=[descriptor]))
+    num_bytes = workers * slots_each * slot_bytes
+    with contextlib.ExitStack() as stack:
+        descriptor = shared_memory(num_bytes)
+        stack.callback(os.close, descriptor)
+        memory = mmap.mmap(descriptor, num_bytes)  # freed with the last view of it
+        into_slot = _IntoSlot(function, descriptor, num_bytes, slot_bytes)
+        crew = [
+            stack.enter_context(Worker(into_slot, doing="of this loader", share=[descriptor])) for _ in range(workers)
+        ]
         numbered = enumerate(tasks)
         waiting: deque[Worker] = deque()
 
@@ -85,13 +86,6 @@ def by_processes(
                 name: np.frombuffer(memory, dtype, count, at).reshape(shape) for name, dtype, shape, count, at in layout
             }
             send(1)
-    finally:
-        for member in crew:
-            member.close()
-        os.close(descriptor)
-        if memory is not None:
-            with contextlib.suppress(BufferError):  # a view still exists: the map is freed with it
-                memory.close()
 
 
 class _IntoSlot:

@@ -17,14 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchwright.base.plugins import Rows
-from batchwright.batches.batch import (
-    Block,
-    Padding,
-    add_border_fields,
-    add_sample_fields,
-    fill_up,
-    mask_padding,
-)
+from batchwright.batches.batch import Block, Padding, add_border_fields, add_sample_fields, fill_up, mask_padding
 from batchwright.batches.gather import Allocate, windows_at
 from batchwright.batches.samples import PaddedSamples, SampleRows, join_padded
 from batchwright.batches.settings import Fields
@@ -132,8 +125,7 @@ class Flow:
             draw = self.order.at(task.positions)
             return LocatedRows(self, task.positions, task.weight, draw, np.full(task.num_rows, task.width))
         positions = self.order.skips.positions(task.live_rows())
-        widths = self._widths(task) if self.has_samples else None
-        return LocatedRows(self, positions, task.weights(), self.order.at(positions), widths)
+        return LocatedRows(self, positions, task.weights(), self.order.at(positions), self._widths(task))
 
     def _widths(self, task: Task) -> NDArray[np.int64]:
         """The width in tokens of each row's batch, from the longest row of all ranks."""
@@ -179,38 +171,33 @@ class Flow:
 
     def at(self, positions: NDArray[np.int64], allocate: Allocate) -> Block:
         """The rows at some positions, skipped ones included."""
-        return LocatedRows(self, positions, None, self.order.at(positions)).make(0, len(positions), allocate)
+        widths = np.full(len(positions), self.row_tokens)
+        return LocatedRows(self, positions, None, self.order.at(positions), widths).make(0, len(positions), allocate)
 
     def make(self, task: Task | Picked, allocate: Allocate) -> Block:
         return self.locate(task).make(0, task.num_rows, allocate)
 
 
+@dataclass(eq=False)
 class LocatedRows:
     """Rows at some positions, looked up. `make` gathers any run of them."""
 
-    def __init__(
-        self,
-        flow: Flow,
-        positions: NDArray[np.int64],
-        weight: NDArray[np.float32] | None,
-        draw: Draw,
-        widths: NDArray[np.int64] | None = None,
-    ) -> None:
-        self.flow: Flow = flow
-        self.positions: NDArray[np.int64] = positions
-        self.weight: NDArray[np.float32] | None = weight
-        self.draw: Draw = draw
-        if widths is None:
-            widths = np.full(len(positions), flow.row_tokens)
-        self.widths: NDArray[np.int64] = widths
+    flow: Flow
+    positions: NDArray[np.int64]
+    weight: NDArray[np.float32] | None
+    draw: Draw
+    widths: NDArray[np.int64]
+    """The width of each row's batch in tokens."""
+
+    def __post_init__(self) -> None:
         self.windows: NDArray[Any] | None = None
         self.start: NDArray[np.int64]
         self.rows: NDArray[np.int64]
         self.apart: NDArray[np.int64] | None = None
         """Rows over the border of a shard, which are read one by one."""
-        if flow.one_gather:
+        if self.flow.one_gather:
             self._find_windows()
-        elif flow.fields.need_borders and not flow.has_samples:
+        elif self.flow.fields.need_borders and not self.flow.has_samples:
             self._find_starts()
 
     def _find_starts(self) -> None:

@@ -160,7 +160,6 @@ _REMEDIES = {
     "world_size": "rank= and world_size=, or mesh=, of one and the same division into ranks",
 }
 _REMEDIES["steps"] = _REMEDIES["position"]
-_OTHERWISE = "the same settings on every rank"
 _WORDS = {"steps": "record of steps", "epochs": "number of epochs"}
 
 
@@ -317,7 +316,7 @@ def _refuse_differences(name: str, standings: Sequence[Standing], plans: Sequenc
         here=f"rank {one.process}",
         there=f"rank {other.process}",
         differs=differs,
-        remedy=_REMEDIES.get(name, _OTHERWISE),
+        remedy=_REMEDIES.get(name, "the same settings on every rank"),
     )
 
 

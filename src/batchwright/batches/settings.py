@@ -95,7 +95,7 @@ def _token(**parameter: Any) -> int | str:
 
 
 def _width(pad_to: Any) -> Any:
-    if isinstance(pad_to, str) or pad_to is None:
+    if isinstance(pad_to, str):
         return pad_to
     if hasattr(pad_to, "__len__"):
         return [at_least(1, pad_to=width) for width in pad_to]
@@ -416,14 +416,7 @@ class Asked(Mapping[str, Any]):
         **keywords: Any,
     ) -> None:
         self._given = {n: SETTINGS[n].checked(v) for n, v in keywords.items() if v is not None}
-        values: tuple[tuple[type[Value], Any], ...] = (
-            (Shuffle, shuffle),
-            (Mixture, weights),
-            (Batching, batch_size),
-            (Fields, fields),
-            (Delivery, delivery),
-        )
-        for kind, given in values:
+        for kind, given in zip(_VALUES, (shuffle, weights, batch_size, fields, delivery), strict=True):
             self._given |= kind._of(given).given()
 
     def __getitem__(self, name: str) -> Any:

@@ -256,11 +256,8 @@ class TrainingBatch(Movable, MutableMapping[str, Any]):
         """The number of rows."""
         return int(self.input_ids.shape[0])
 
-    def __eq__(self, other: object) -> bool:
-        return self is other  # arrays have no answer that is one bool
-
-    def __hash__(self) -> int:
-        return id(self)
+    __eq__ = object.__eq__  # by identity: arrays have no answer that is one bool
+    __hash__ = object.__hash__
 
     # Cutting, moving, sending to another process
 

@@ -151,10 +151,7 @@ class WindowRows:
         found: set[int] = set()
         # On the ring the epoch's windows cover [offset, offset + num_rows * length], the last token as a target only.
         stop = min(stop, tokens)
-        for begin, end in (
-            (start - offset, stop - offset),
-            (start - offset + tokens, stop - offset + tokens),
-        ):
+        for begin, end in ((start - offset, stop - offset), (start - offset + tokens, stop - offset + tokens)):
             first = max(-(-(begin - length) // length), 0)
             last = min((end - 1) // length, (tokens - 1) // length - 1)
             found.update(range(first, last + 1))

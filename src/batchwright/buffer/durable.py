@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from batchwright.base.checks import local_path
 from batchwright.base.errors import StoreError
-from batchwright.base.journal import Record, read_records, salvage_records
+from batchwright.base.journal import Record, read_records
 from batchwright.buffer import codec
 from batchwright.buffer.contents import CommittedVersion, Contents, VersionInfo
 from batchwright.buffer.folder import SALVAGE, BufferFolder
@@ -81,7 +81,7 @@ class Durable:
                 self._restore(contents, checkpoint)
             self._checkpoint_number = contents.table.number
             last = None
-            for record in salvage_records(journal) if salvage else read_records(journal, remedy=SALVAGE):
+            for record in read_records(journal, whole_file=not salvage, remedy=SALVAGE):
                 self._replay(contents, codec.decode(record.payload))
                 last = record
             self._seen = journal.name, None if last is None else last.end_offset

@@ -119,7 +119,7 @@ class _Measured:
     def __init__(self, rows: ConversationRows, policy: LossPolicy) -> None:
         self.rows, spans = rows, rows.spans
         stop = spans["stop"].astype(np.int64)
-        start = np.append(0, stop[:-1])[: len(stop)]
+        start = np.roll(stop, 1)
         start[rows.starts[:-1][np.diff(rows.starts) > 0]] = 0
         self.length: NDArray[np.int64] = stop - start
         """Tokens of each span."""

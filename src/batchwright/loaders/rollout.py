@@ -139,6 +139,6 @@ class RolloutDataLoader(Loader[TrainingBatch]):
 
 def _pad_of(tokenizer: Any, asked: int | str | None) -> int:
     """The id that fills up rows. Any id works, because masks come from lengths."""
-    if asked is not None:
-        return at_least(0, pad=asked)
-    return whole_number(pad=getattr(tokenizer, "eos_id", None) or 0)
+    if asked is None:
+        asked = getattr(tokenizer, "eos_id", None) or 0
+    return whole_number(pad=asked)

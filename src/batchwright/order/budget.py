@@ -112,26 +112,22 @@ class _Cut(NamedTuple):
     """The lengths of the block's rows."""
 
 
+@dataclass(eq=False)
 class Blocks:
     """The cuts of blocks. Each is computed on first use; the last used ones are cached."""
 
-    def __init__(
-        self,
-        epochs: Epochs,
-        seed: int,
-        lengths_at: Callable[[Numbers], Numbers],
-        tokens_of: Callable[[Numbers], Numbers],
-    ) -> None:
-        """`lengths_at(positions)` returns the lengths of rows. `tokens_of(lengths)` returns the tokens that each row
-        takes in a batch whose longest row it is."""
-        self.epochs: Epochs = epochs
-        self.seed: int = seed
-        self.lengths_at: Callable[[Numbers], Numbers] = lengths_at
-        self.tokens_of: Callable[[Numbers], Numbers] = tokens_of
+    epochs: Epochs
+    seed: int
+    lengths_at: Callable[[Numbers], Numbers]
+    """(positions) -> the lengths of these rows."""
+    tokens_of: Callable[[Numbers], Numbers]
+    """(lengths) -> the tokens that each row takes in a batch whose longest row it is."""
+
+    def __post_init__(self) -> None:
         self.limit: int = NEVER
         """The live row at which the stream ends."""
-        if epochs.limit is not None:
-            self.limit = epochs.skips.live(epochs.limit)
+        if self.epochs.limit is not None:
+            self.limit = self.epochs.skips.live(self.epochs.limit)
         self._cuts: dict[tuple[int, tuple[Entry, ...]], _Cut] = {}
         self._counts: dict[tuple[int, tuple[Entry, ...]], int] = {}
 

@@ -112,11 +112,6 @@ class Pattern:
         occurrence[by_source] = np.arange(self.num_slots) - np.repeat(self._first, self.counts_per_cycle)
         return occurrence
 
-    def slots_of(self, source: int) -> NDArray[np.int32]:
-        """The slots that draw a source."""
-        first = int(self._first[source])
-        return self._by_source[first : first + int(self.counts_per_cycle[source])]
-
     def at(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         """(source, number of earlier rows of that source) of each position."""
         cycle, slot = np.divmod(positions, self.num_slots)
@@ -127,8 +122,9 @@ class Pattern:
 
     def position(self, source: int, ordinals: NDArray[np.int64]) -> NDArray[np.int64]:
         """The positions of the rows of a source, by their number inside it."""
-        slots = self.slots_of(source)
-        cycle, within = np.divmod(ordinals, len(slots))
+        first, count = self._first[source], self.counts_per_cycle[source]
+        slots = self._by_source[first : first + count]
+        cycle, within = np.divmod(ordinals, count)
         cycle *= self.num_slots
         cycle += slots[within]
         return cycle
@@ -281,8 +277,8 @@ class Natural:
         for run in np.split(np.arange(len(ordered)), cuts):
             if len(run):
                 first, last = int(ordered[run[0]]), int(ordered[run[-1]])
-                merged_source, merged_ordinal = self._between(first, last + 1)
-                picked = ordered[run] - first
+                begun, merged_source, merged_ordinal = self._merge(first, last + 1)
+                picked = ordered[run] - int(begun.sum())
                 source[order[run]] = merged_source[picked]
                 ordinal[order[run]] = merged_ordinal[picked]
         return source, ordinal
@@ -309,12 +305,6 @@ class Natural:
         counts += np.bincount(source[: within - int(begun.sum())], minlength=len(counts))
         found: list[int] = counts.tolist()
         return found
-
-    def _between(self, first: int, last: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-        """(source, ordinal) of positions [first, last)."""
-        begun, source, ordinal = self._merge(first, last)
-        before = first - int(begun.sum())
-        return source[before : before + last - first], ordinal[before : before + last - first]
 
     def _merge(self, first: int, last: int) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int64]]:
         """Rows of each live source by a time before position `first`; then all rows from there to `last`, or past it.

@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from batchwright.base.checks import one_of
-from batchwright.base.errors import SpecError
 from batchwright.order.epochs import NEVER, Epochs, Skips
 from batchwright.order.permute import Permutation, Shuffles, permutation
 from batchwright.order.sweep import Binding, MixLeg, OrderChange, Schedule, Size, sweep
@@ -69,12 +68,7 @@ class Order:
         """`pool`: (rows of a block, blocks of a window), for shuffle="pool". `skips`: ranges [first, stop)."""
         self.seed = seed
         self.shuffle: str = one_of(("global", "pool", "none"), shuffle=shuffle)
-        if (shuffle == "pool") != (pool is not None):
-            raise SpecError(
-                f"shuffle={shuffle!r} with pool={pool}",
-                parameter="pool",
-                remedy="pool=(block_rows, window_blocks), with shuffle='pool' and with no other",
-            )
+        assert (shuffle == "pool") == (pool is not None), "a plan has blocks if and only if its shuffle is a pool"
         self.pool = pool
         schedule = weights if isinstance(weights, tuple) else ((0, weights),)
         swept = sweep(

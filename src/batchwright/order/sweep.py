@@ -251,18 +251,15 @@ class Sweep:
         size = next(s for s in reversed(self.sizes[source]) if s.first_epoch < epochs or s.first_epoch == 0)
         return size.first_row + (epochs - size.first_epoch) * size.num_rows
 
-    def _counts(self, position: int) -> list[int]:
-        if not self.legs:
-            return [0] * len(self.names)
-        counts = next(leg for leg in reversed(self.legs) if leg.start <= position).counts(position)
-        return counts + [0] * (len(self.names) - len(counts))
-
     def _admit_at(self, position: int) -> list[int]:
         """Admit new sources, and the new rows of sources that grew, after their current epochs.
 
         Return the rows that each source has given by then.
         """
-        given = self._counts(position)
+        given = [0] * len(self.names)
+        if self.legs:
+            given = next(leg for leg in reversed(self.legs) if leg.start <= position).counts(position)
+            given += [0] * (len(self.names) - len(given))
         for name, num_rows in self.joining.items():
             if name not in self.names:
                 self.names.append(name)
