@@ -15,8 +15,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import msgspec
 
 from batchwright.base.checks import local_path
 from batchwright.base.errors import SpecError, TokenizerError
@@ -27,11 +30,10 @@ from batchwright.prepare.chat.messages import ChatError
 from batchwright.prepare.chat.render_cache import LookedInside, OpaqueEnvironment, OpaqueText, RenderCache
 from batchwright.prepare.chat.sandbox import CompiledTemplate, compile_template
 from batchwright.prepare.chat.spans import Rendered
-from batchwright.prepare.chat.templates import BUILT_IN
 from batchwright.prepare.chat.turns import Markers, find_turns
 from batchwright.prepare.tokenizers import WELL_KNOWN_EOS
 
-__all__ = ["ChatTemplate", "find_template"]
+__all__ = ["BUILT_IN", "ChatTemplate", "find_template"]
 
 _RULES_VERSION = 1
 """The version of the rules for texts and spans. A new number makes a new dataset."""
@@ -255,6 +257,21 @@ def _behind_ends(text: str, ends: list[str]) -> str:
     return text
 
 
+# Finding a template
+
+BUILT_IN: dict[str, dict[str, str]] = {
+    "chatml": {},
+    "gemma": {"bos_token": "<bos>"},
+    "llama-3": {"bos_token": "<|begin_of_text|>"},
+    "mistral": {"bos_token": "<s>", "eos_token": "</s>"},
+    "plain": {"eos_token": ""},
+    "qwen": {},
+    "zephyr": {"eos_token": "</s>"},
+}
+"""The built-in templates, and the special tokens of each for a tokenizer that does not name its own. `plain` ends an
+answer with the tokenizer's end of text, if it has one."""
+
+
 def find_template(
     template: str | os.PathLike[str] | None, tokenizer: Any, *, args: Mapping[str, Any] | None = None
 ) -> ChatTemplate:
@@ -262,30 +279,40 @@ def find_template(
 
     If a tokenizer has several templates, None takes "default", and a name takes any other.
     """
-    config = getattr(tokenizer, "config", None) or {}
-    tokens, own = _special_tokens(config), _own_templates(config)
-    match template:
-        case None:
-            name, source = _name_of(tokenizer), _default_of(own, tokenizer)
-        case str() if "{{" in template or "{%" in template:
-            name, source = "inline", template
-        case str() if template in BUILT_IN:
-            name, (source, literals) = template, BUILT_IN[template]
-            vocab = getattr(tokenizer, "vocab", None) or {}
-            tokens = {token: _token_for(token, literal, vocab) for token, literal in literals.items()} | tokens
-        case str() if template in own:
-            name, source = f"{_name_of(tokenizer)}:{template}", own[template]
-        case str() | os.PathLike():
-            name, source = Path(template).name, _read(template, [*BUILT_IN, *own])
-        case _:
-            raise SpecError(
-                f"chat_template={template!r} is not a chat template",
-                parameter="chat_template",
-                remedy=f"one of {', '.join(BUILT_IN)}; a Jinja string; the path of a .jinja file",
-            )
+    tokens = _special_tokens(getattr(tokenizer, "config", None) or {})
+    if isinstance(template, str) and template in BUILT_IN:
+        vocab = getattr(tokenizer, "vocab", None) or {}
+        tokens = {token: _token_for(token, literal, vocab) for token, literal in BUILT_IN[template].items()} | tokens
+        name, source = template, _built_in(template)
+    elif isinstance(template, str) and ("{{" in template or "{%" in template):
+        name, source = "inline", template
+    else:
+        name, source = _own_or_file(template, tokenizer)
     found = ChatTemplate(name, source, tokens, dict(args or {}))
     _ = found._compiled  # raises now, not at the first row, if it is not valid
     return found
+
+
+def _built_in(name: str) -> str:
+    """The Jinja of a built-in template. The newline at the end of its file is not part of it."""
+    file = resources.files("batchwright.prepare.chat") / "templates" / f"{name}.jinja"
+    return file.read_text(encoding="utf-8").removesuffix("\n")
+
+
+def _own_or_file(template: Any, tokenizer: Any) -> tuple[str, str]:
+    """(name, Jinja) of one of the tokenizer's own templates, or of a file."""
+    own = _own_templates(tokenizer)
+    if template is None:
+        return _name_of(tokenizer), _default_of(own, tokenizer)
+    if isinstance(template, str) and template in own:
+        return f"{_name_of(tokenizer)}:{template}", own[template]
+    if isinstance(template, str | os.PathLike):
+        return Path(template).name, _read(template, [*BUILT_IN, *own])
+    raise SpecError(
+        f"chat_template={template!r} is not a chat template",
+        parameter="chat_template",
+        remedy=f"one of {', '.join(BUILT_IN)}; a Jinja string; the path of a .jinja file",
+    )
 
 
 def _default_of(own: Mapping[str, str], tokenizer: Any) -> str:
@@ -313,13 +340,30 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
     return tokens
 
 
-def _own_templates(config: Mapping[str, Any]) -> dict[str, str]:
-    own = config.get("chat_template") or {}
+class _Named(msgspec.Struct):
+    """An item of the list of templates in a `tokenizer_config.json`."""
+
+    name: str
+    template: str
+
+
+def _own_templates(tokenizer: Any) -> dict[str, str]:
+    """The tokenizer's own templates, by name."""
+    own = (getattr(tokenizer, "config", None) or {}).get("chat_template") or {}
+    try:
+        own = msgspec.convert(own, str | dict[str, str] | list[_Named])
+    except msgspec.ValidationError as error:
+        raise TokenizerError(
+            f"the chat_template of the tokenizer {_name_of(tokenizer)!r} is neither Jinja nor a list of templates",
+            parameter="chat_template",
+            reason=error,
+            remedy="mend it in tokenizer_config.json, or use another: chat_template='chatml'",
+        ) from None
     if isinstance(own, str):
         return {"default": own}
     if isinstance(own, list):
-        own = {each["name"]: each["template"] for each in own}
-    return {str(name): source for name, source in own.items() if isinstance(source, str)}
+        return {each.name: each.template for each in own}
+    return own
 
 
 def _token_for(name: str, literal: str, vocab: Mapping[str, int]) -> str:

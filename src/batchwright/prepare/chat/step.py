@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -57,10 +57,9 @@ def chat(
 
     resolved = resolve_tokenizer(tokenizer, vocab_size=vocab_size)
     _ = ConversationEncoder(resolved)  # raises now, not at the bake, if the tokenizer cannot encode conversations
-    found = find_template(template, resolved)
     return Chat(
         tokenizer=resolved,
-        template=replace(found, args=_checked_args(template_args)) if template_args else found,
+        template=find_template(template, resolved, args=_checked_args(template_args) if template_args else None),
         layout=layout_of(format, columns, roles),
         keep_newest=None if keep_newest is None else at_least(1, keep_newest=keep_newest),
     )
