@@ -24,14 +24,14 @@ import msgspec
 from batchwright.base.checks import local_path
 from batchwright.base.errors import SpecError, TokenizerError
 from batchwright.base.fingerprint import fingerprint_value
-from batchwright.base.words import suggest
+from batchwright.base.words import half_character_in, suggest
 from batchwright.prepare.chat.locate import locate, plain_conversation
 from batchwright.prepare.chat.messages import ChatError
 from batchwright.prepare.chat.render_cache import LookedInside, OpaqueEnvironment, OpaqueText, RenderCache
 from batchwright.prepare.chat.sandbox import CompiledTemplate, compile_template
 from batchwright.prepare.chat.spans import Rendered
 from batchwright.prepare.chat.turns import Markers, find_turns
-from batchwright.prepare.tokenizers import WELL_KNOWN_EOS
+from batchwright.prepare.tokenizers import WELL_KNOWN_EOS, configured_tokens
 
 __all__ = ["BUILT_IN", "ChatTemplate", "find_template"]
 
@@ -92,8 +92,8 @@ class ChatTemplate:
         # The text does not show generation marks, so equal texts may have different marks.
         render = self._rendered_in_full if self._compiled.has_generation else self._cache.rendered
         found = render(conversation)
-        if not found.text.isascii():
-            _refuse_half_characters(found.text)
+        if not found.text.isascii() and (half := half_character_in(found.text)):
+            raise ChatError("not UTF-8", f"{half} of the rendered text")
         return found
 
     @cached_property
@@ -225,14 +225,6 @@ class ChatTemplate:
         return _WAYS_TO_CALL[0]
 
 
-def _refuse_half_characters(text: str) -> None:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        reason = f"half a surrogate pair at character {error.start:,} of the rendered text"
-        raise ChatError("not UTF-8", reason) from None
-
-
 def _only_calls(message: Mapping[str, Any]) -> bool:
     return not message["content"] and bool(message.get("tool_calls"))
 
@@ -279,7 +271,7 @@ def find_template(
 
     If a tokenizer has several templates, None takes "default", and a name takes any other.
     """
-    tokens = _special_tokens(getattr(tokenizer, "config", None) or {})
+    tokens = configured_tokens(getattr(tokenizer, "config", None) or {})
     if isinstance(template, str) and template in BUILT_IN:
         vocab = getattr(tokenizer, "vocab", None) or {}
         tokens = {token: _token_for(token, literal, vocab) for token, literal in BUILT_IN[template].items()} | tokens
@@ -302,8 +294,15 @@ def _built_in(name: str) -> str:
 def _own_or_file(template: Any, tokenizer: Any) -> tuple[str, str]:
     """(name, Jinja) of one of the tokenizer's own templates, or of a file."""
     own = _own_templates(tokenizer)
+    if template is None and own:
+        return _name_of(tokenizer), own.get("default") or next(iter(own.values()))
     if template is None:
-        return _name_of(tokenizer), _default_of(own, tokenizer)
+        raise TokenizerError(
+            f"the tokenizer {_name_of(tokenizer)!r} has no chat template",
+            parameter="chat_template",
+            names=", ".join(BUILT_IN),
+            remedy="chat_template='chatml', another of these names, or a Jinja string",
+        )
     if isinstance(template, str) and template in own:
         return f"{_name_of(tokenizer)}:{template}", own[template]
     if isinstance(template, str | os.PathLike):
@@ -315,29 +314,8 @@ def _own_or_file(template: Any, tokenizer: Any) -> tuple[str, str]:
     )
 
 
-def _default_of(own: Mapping[str, str], tokenizer: Any) -> str:
-    if own:
-        return own.get("default") or next(iter(own.values()))
-    raise TokenizerError(
-        f"the tokenizer {_name_of(tokenizer)!r} has no chat template",
-        parameter="chat_template",
-        names=", ".join(BUILT_IN),
-        remedy="chat_template='chatml', another of these names, or a Jinja string",
-    )
-
-
 def _name_of(tokenizer: Any) -> str:
     return str(getattr(tokenizer, "name", type(tokenizer).__name__))
-
-
-def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """Special tokens by name; a config has each as a string, or as an object with its content."""
-    tokens = {}
-    for name, value in config.items():
-        content = value.get("content") if isinstance(value, Mapping) else value
-        if name.endswith("_token") and isinstance(content, str):
-            tokens[name] = content
-    return tokens
 
 
 class _Named(msgspec.Struct):
@@ -349,9 +327,9 @@ class _Named(msgspec.Struct):
 
 def _own_templates(tokenizer: Any) -> dict[str, str]:
     """The tokenizer's own templates, by name."""
-    own = (getattr(tokenizer, "config", None) or {}).get("chat_template") or {}
+    config = getattr(tokenizer, "config", None) or {}
     try:
-        own = msgspec.convert(own, str | dict[str, str] | list[_Named])
+        own = msgspec.convert(config.get("chat_template") or {}, str | dict[str, str] | list[_Named])
     except msgspec.ValidationError as error:
         raise TokenizerError(
             f"the chat_template of the tokenizer {_name_of(tokenizer)!r} is neither Jinja nor a list of templates",
@@ -363,7 +341,7 @@ def _own_templates(tokenizer: Any) -> dict[str, str]:
         return {"default": own}
     if isinstance(own, list):
         return {each.name: each.template for each in own}
-    return own
+    return dict(own)
 
 
 def _token_for(name: str, literal: str, vocab: Mapping[str, int]) -> str:

@@ -18,7 +18,7 @@ from batchwright.prepare.chat.encode import ConversationEncoder
 from batchwright.prepare.chat.formats import Layout, layout_of
 from batchwright.prepare.chat.messages import ChatError
 from batchwright.prepare.chat.spans import Encoded, Rendered
-from batchwright.prepare.tokenize import checked_ids
+from batchwright.prepare.tokenize import checked_ids, tokenizer_info
 from batchwright.prepare.tokenizers import resolve_tokenizer
 from batchwright.typing import TokenizerLike
 
@@ -143,13 +143,9 @@ class Chat:
 
     def info(self) -> dict[str, Any]:
         """The entries of the tokenizer and the template in a store's manifest."""
+        eos = getattr(self.tokenizer, "eos_id", None)
         return {
-            "name": self.tokenizer.name,
-            "kind": self.tokenizer.kind,
-            "fingerprint": self.tokenizer.fingerprint,
-            "vocab_size": self.vocab_size,
-            "eos": getattr(self.tokenizer, "eos_id", None),
-            "eos_from": None,
+            **tokenizer_info(self.tokenizer, self.vocab_size, eos, None),
             "chat": {
                 "template": self.template.name,
                 "source": self.template.source,
