@@ -395,9 +395,8 @@ def layout_of(
         if not columns and not roles:
             return None
         format = _format_with(columns)
-    else:
-        one_of(FORMATS, format=format)
-        _check_names(columns, [format], f"format {format!r} does not have")
+    one_of(FORMATS, format=format)
+    _check_names(columns, [format], f"format {format!r} does not have")
     needed = {*FORMATS[format].main, *TURN_FIELDS}
     for name, column in columns.items():
         is_name = isinstance(column, str) and column != ""
