@@ -22,8 +22,7 @@ from batchwright.loaders.chat_checks import (
     findings_of,
     place_in_words,
 )
-from batchwright.prepare.chat.policy import LossPolicy
-from batchwright.prepare.chat.spans import END, ROLES, SPAN_DTYPE, TEMPLATE, TEXT
+from batchwright.prepare.chat.spans import END, ROLES, SPAN_DTYPE, TEMPLATE, TEXT, LossPolicy
 from batchwright.prepare.chat.step import chat
 from refusals import refused
 

@@ -464,6 +464,13 @@ class TestFindTemplate:
         own = [{"name": "tool_use", "template": "{{ 1 }}"}, {"name": "default", "template": CHATML}]
         assert find_template("tool_use", self.tokenizer(chat_template=own)).source == "{{ 1 }}"
 
+    @pytest.mark.parametrize("own", [[{"name": "default"}], ["default"], {"default": None}, 3, [[CHATML]]])
+    def test_a_template_in_no_known_form_is_refused_and_a_built_in_is_still_found(self, own):
+        tokenizer = self.tokenizer(chat_template=own)
+        with refused(TokenizerError, "'mine'", parameter="chat_template", remedy="chat_template='chatml'"):
+            find_template(None, tokenizer)
+        assert find_template("chatml", tokenizer).name == "chatml"
+
     def test_a_file_is_read(self, tmp_path):
         (tmp_path / "mine.jinja").write_text(CHATML)
         assert find_template(str(tmp_path / "mine.jinja"), BytesTokenizer()).source == CHATML

@@ -11,10 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchwright.prepare.chat.messages import ChatError
-from batchwright.prepare.chat.render import ChatTemplate, find_template
+from batchwright.prepare.chat.render import BUILT_IN, ChatTemplate, find_template
 from batchwright.prepare.chat.render_cache import RenderCache
 from batchwright.prepare.chat.spans import TEMPLATE, TEXT, Rendered
-from batchwright.prepare.chat.templates import BUILT_IN
 from batchwright.prepare.tokenizers import BytesTokenizer
 
 PRINTING = [

@@ -10,8 +10,9 @@ import pytest
 
 from batchwright.base.errors import SpecError
 from batchwright.prepare.chat.messages import ChatError
-from batchwright.prepare.chat.render import ChatTemplate
+from batchwright.prepare.chat.render import ChatTemplate, find_template
 from batchwright.prepare.chat.sandbox import MAX_SECONDS
+from batchwright.prepare.tokenizers import BytesTokenizer
 from refusals import refused
 
 HELLO = {"messages": [{"role": "user", "content": "hello"}]}
@@ -252,9 +253,7 @@ def test_a_long_message_is_no_bomb():
 
 
 def test_an_ordinary_template_is_far_from_the_limit():
-    from batchwright.prepare.chat.templates import BUILT_IN
-
-    template = ChatTemplate("qwen", BUILT_IN["qwen"].source)
+    template = find_template("qwen", BytesTokenizer())
     conversation = {"messages": HELLO["messages"] * 100}
     began = time.thread_time()
     template.render(conversation)

@@ -15,9 +15,8 @@ from typing import Any
 import pytest
 
 from batchwright.prepare.chat.messages import ChatError
-from batchwright.prepare.chat.render import ChatTemplate, find_template
+from batchwright.prepare.chat.render import BUILT_IN, ChatTemplate, find_template
 from batchwright.prepare.chat.spans import END, ROLES, TEMPLATE, TEXT, Rendered
-from batchwright.prepare.chat.templates import BUILT_IN
 
 LISTINGS = Path(__file__).parent / "golden_chat"
 ASSISTANT = ROLES.index("assistant")

@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 
 from batchwright.prepare.chat.messages import ChatError
-from batchwright.prepare.chat.render import ChatTemplate, find_template
+from batchwright.prepare.chat.render import BUILT_IN, ChatTemplate, find_template
 from batchwright.prepare.chat.spans import END, ROLES, TEXT
-from batchwright.prepare.chat.templates import BUILT_IN
 from batchwright.prepare.tokenizers import JsonTokenizer, load_tokenizer
 
 pytestmark = pytest.mark.peers

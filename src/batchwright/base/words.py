@@ -5,7 +5,17 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-__all__ = ["bytes_in_words", "counted", "error_in_words", "first_line", "listed", "shortened", "suggest", "truncated"]
+__all__ = [
+    "bytes_in_words",
+    "counted",
+    "error_in_words",
+    "first_line",
+    "half_character_in",
+    "listed",
+    "shortened",
+    "suggest",
+    "truncated",
+]
 
 
 def listed(items: Iterable[object], most: int = 8) -> str:
@@ -71,6 +81,19 @@ def first_line(error: object) -> str:
     """The first line of a message, or of an error; the class of an error without a message."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return lines[0]
+
+
+def half_character_in(text: str) -> str | None:
+    """The fault of a text that UTF-8 cannot hold; None for any other text.
+
+    >>> half_character_in("a\\ud800"), half_character_in("ab")
+    ('half a surrogate pair at character 1', None)
+    """
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        return f"half a surrogate pair at character {error.start:,}"
+    return None
 
 
 def error_in_words(error: BaseException) -> str:

@@ -23,7 +23,7 @@ from batchwright.cli.values import add_renames, count, whole_number
 if TYPE_CHECKING:
     from batchwright.loaders.chat_checks import Finding
     from batchwright.loaders.chat_file import ChatFile
-    from batchwright.prepare.chat.policy import LossPolicy
+    from batchwright.prepare.chat.spans import LossPolicy
 
 __all__ = ["EXAMPLES", "SUMMARY", "add_arguments", "run"]
 
@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from batchwright.cli.masks import default_loss
     from batchwright.loaders.chat_checks import CheckSettings
-    from batchwright.prepare.chat.policy import LossPolicy
+    from batchwright.prepare.chat.spans import LossPolicy
 
     at_least(2, max_length=arguments.max_length)
     if arguments.loss is not None:

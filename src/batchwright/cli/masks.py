@@ -13,7 +13,7 @@ from batchwright.batches.types import TraceRecord, TrainingBatch
 from batchwright.cli.output import piece_in_words
 from batchwright.loaders.stored import open_flow
 from batchwright.order.plan import Plan
-from batchwright.prepare.chat.policy import LossPolicy
+from batchwright.prepare.chat.spans import LossPolicy
 from batchwright.store.plans import streams_for_plan
 from batchwright.store.stream import TokenStream
 
@@ -47,7 +47,7 @@ def rows_of_document(stream: TokenStream, number: int, words: str, loss: str | N
         return
     starts, fields = stream.token_spans()
     spans = {name: values[int(starts[number]) : int(starts[number + 1])] for name, values in fields.items()}
-    policy = LossPolicy.parse(loss or default_loss(is_pair=bool(spans["side"].any())))
+    policy = LossPolicy.of(loss or default_loss(is_pair=bool(spans["side"].any())))
     yield from rows_of_conversation(tokens, spans, policy, stream.name, words)
 
 

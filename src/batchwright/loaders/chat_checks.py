@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from batchwright.base.errors import SpecError
 from batchwright.batches.samples import SampleRows
 from batchwright.prepare.chat.messages import ChatError
-from batchwright.prepare.chat.policy import LossPolicy
-from batchwright.prepare.chat.spans import END, ROLES, TEXT
+from batchwright.prepare.chat.spans import END, ROLES, TEXT, LossPolicy
 from batchwright.prepare.tokenizers import JsonTokenizer
 from batchwright.store.stream import TokenStream
 
@@ -450,7 +449,7 @@ def _findings(read: StoreStream, drops_are_meant: bool) -> Iterator[tuple[str, F
         stream = rows.stream
         if not isinstance(rows, SampleRows) or not isinstance(stream, TokenStream) or rows.spec.loss is None:
             continue
-        store, spec, policy = stream.store, rows.spec, LossPolicy.parse(rows.spec.loss)
+        store, spec, policy = stream.store, rows.spec, LossPolicy.of(rows.spec.loss)
         if store.folder not in known:
             known[store.folder] = facts_of(store.manifest.tokenizer, store.tokenizer)
         settings = CheckSettings(policy, spec.row_tokens, spec.truncation, read.flow.pad, drops_are_meant)

@@ -142,10 +142,8 @@ def members_of(store: Store, asked: Asked) -> list[Member]:
 
 def _policy(loss: str | Sequence[str]) -> str:
     """A loss policy as plans write it."""
-    from batchwright.prepare.chat.policy import LossPolicy  # loaders of plain text do without
+    from batchwright.prepare.chat.spans import LossPolicy  # loaders of plain text do without
 
-    if isinstance(loss, str):
-        return str(LossPolicy.parse(loss))
     return str(LossPolicy.of(loss))
 
 

@@ -297,10 +297,10 @@ def _open(stream: TokenStream, spec: RowSpec, name: str) -> tuple[Any, ...]:
     trained = sides = None
     columns: dict[str, Any] = {}
     if spec.loss is not None:
-        from batchwright.prepare.chat.policy import LossPolicy  # plain text does not need it
+        from batchwright.prepare.chat.spans import LossPolicy  # plain text does not need it
 
         starts, fields = stream.token_spans()
-        trained = SpanWeights(starts, fields["stop"], LossPolicy.parse(spec.loss).weights(starts, fields))
+        trained = SpanWeights(starts, fields["stop"], LossPolicy.of(spec.loss).weights(starts, fields))
         columns = {"role": fields["role"], "turn": fields["turn"]}
         if spec.pairs:
             sides = _first_sides(starts, fields, borders)

@@ -8,12 +8,4 @@ from batchwright.prepare.rows import RowStep, row_step, side_of
 from batchwright.prepare.tokenize import Tokenize, tokenize
 from batchwright.prepare.tokenizers import load_tokenizer, resolve_tokenizer
 
-__all__ = [
-    "RowStep",
-    "Tokenize",
-    "load_tokenizer",
-    "resolve_tokenizer",
-    "row_step",
-    "side_of",
-    "tokenize",
-]
+__all__ = ["RowStep", "Tokenize", "load_tokenizer", "resolve_tokenizer", "row_step", "side_of", "tokenize"]

@@ -21,7 +21,7 @@ from functools import cached_property
 from typing import Any
 
 from batchwright.base.errors import BatchwrightError, SpecError
-from batchwright.base.words import counted, listed, suggest
+from batchwright.base.words import counted, half_character_in, listed, suggest
 from batchwright.sources.formats import Format, Malformed
 from batchwright.sources.units import EndOfSpan, Unit, failure_of, read_unit
 
@@ -99,17 +99,22 @@ def _fields_of(spec: str) -> list[_Field]:
         parsed = list(string.Formatter().parse(spec))
     except ValueError as error:
         raise _bad_template(spec, str(error).lower()) from None
-    for _, path, how, conversion in parsed:
-        if conversion:
-            raise _bad_template(spec, f"'!{conversion}' is not known here")
-        if path is not None and (not all(path.split(".")) or "[" in path or "]" in path or path.strip() != path):
-            raise _bad_template(spec, f"{{{path}}} is not a column or a path")
-        if "{" in (how or ""):
-            raise _bad_template(spec, f"the format of {{{path}}} cannot depend on another column")
-    fields = [(literal, path.split(".") if path else [], how or "") for literal, path, how, _ in parsed]
+    fields = [_field_of(spec, *parts) for parts in parsed]
     if not any(keys for _, keys, _ in fields):
         raise _bad_template(spec, "it names no column")
     return fields
+
+
+def _field_of(spec: str, literal: str, path: str | None, how: str | None, conversion: str | None) -> _Field:
+    if path is None:
+        return literal, [], ""
+    if conversion:
+        raise _bad_template(spec, f"'!{conversion}' is not known here")
+    if not all(path.split(".")) or "[" in path or "]" in path or path.strip() != path:
+        raise _bad_template(spec, f"{{{path}}} is not a column or a path")
+    if how and "{" in how:
+        raise _bad_template(spec, f"the format of {{{path}}} cannot depend on another column")
+    return literal, path.split("."), how or ""
 
 
 def _bad_template(spec: str, why: str) -> SpecError:
@@ -245,8 +250,9 @@ def read_documents(
             except BadText as bad:
                 found = Malformed(bad.kind, bad.reason)
             else:
-                if unit.rows is not None and not found.isascii():
-                    found = _surrogate(found) or found
+                # Text from a file was decoded, so it can be encoded; text from memory may not.
+                if unit.rows is not None and not found.isascii() and (half := half_character_in(found)):
+                    found = Malformed("not UTF-8", half)
             yield span, row_number, found, row
 
 
@@ -264,12 +270,3 @@ def _read(unit: Unit, formats: Mapping[str, Format], columns: Sequence[str] | No
     except Exception as error:
         kind = unit.spans[min(last_span, len(unit.spans) - 1)].format if unit.spans else "memory"
         raise failure_of(f"format {kind!r}", error, unit, last_span, last_row + 1, formats) from error
-
-
-def _surrogate(text: str) -> Malformed | None:
-    """Check for half a surrogate pair. Text from a file was decoded, so it can be encoded; text from memory may not."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        return Malformed("not UTF-8", f"half a surrogate pair at character {error.start:,}")
-    return None

@@ -42,10 +42,9 @@ class RowStep:
         return decides
 
     def __call__(self, row: Row) -> Row | None:
-        result: Any = self.function(row)
+        result: object = self.function(row)
         if result is None or isinstance(result, dict):
-            row_or_none: Row | None = result
-            return row_or_none
+            return result
         remedy = "return a dict, or None to drop the row"
         if isinstance(result, bool):
             remedy += " (to keep or drop rows, pass the function as where= of add_ingredient)"
@@ -75,10 +74,9 @@ def row_step(
     return step
 
 
-def _checked_select(select: Any) -> Callable[[Row], Any] | tuple[str, ...] | None:
+def _checked_select(select: object) -> Callable[[Row], Any] | tuple[str, ...] | None:
     if select is None or callable(select):
-        function: Callable[[Row], Any] | None = select
-        return function
+        return select
     names = (select,) if isinstance(select, str) else select
     if not isinstance(names, list | tuple) or not names or not all(isinstance(name, str) for name in names):
         raise SpecError(

@@ -69,13 +69,10 @@ class FastEncoder:
         """The reason why this process stopped using tiktoken."""
         self._sample = [_SAMPLE_DOCUMENTS, _SAMPLE_CHARACTERS]
         self._table = proof.table()
-        self._added = any_of(self._added_texts())
-
-    def _added_texts(self) -> set[str]:
-        contents = {token.content for token in self.backend.get_added_tokens_decoder().values()}
-        if self.proof.normalizes:
-            contents |= {self.backend.normalizer.normalize_str(content) for content in contents}
-        return contents - {""}
+        added = {token.content for token in backend.get_added_tokens_decoder().values()}
+        if proof.normalizes:
+            added |= {backend.normalizer.normalize_str(content) for content in added}
+        self._added = any_of(added - {""})
 
     def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
         if self.off:

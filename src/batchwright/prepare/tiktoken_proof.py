@@ -218,7 +218,7 @@ def _flags(pattern: str, *, normalizes: bool) -> list[tuple[int, int]]:
     table = np.where(_is_compared(), 0, DIFFERS).astype(np.uint8)
     for name in classes_of(pattern):
         table[_seen_by_tiktoken(name) != _seen_by_tokenizers(name)] |= DIFFERS
-    if ignores_case(pattern):
+    if "(?i:" in pattern:
         table[_LONG_S] |= DIFFERS
     if normalizes:
         table[_changed_by_nfc()] |= NORMALIZES
@@ -357,7 +357,3 @@ def classes_of(pattern: str) -> list[str]:
     ['[^\\\\s\\\\p{L}]', '\\\\S', '\\\\p{L}', '\\\\s']
     """
     return sorted(set(re.findall(r"\[[^\]]+\]|\\p\{\w+\}|\\[sS]", pattern)))
-
-
-def ignores_case(pattern: str) -> bool:
-    return "(?i:" in pattern

@@ -15,10 +15,16 @@ from batchwright.base.checks import one_of
 from batchwright.base.errors import TokenizerError
 from batchwright.base.fingerprint import fingerprint
 from batchwright.base.words import counted, error_in_words
-from batchwright.prepare.tokenizers import WELL_KNOWN_EOS, CharsTokenizer, JsonTokenizer, resolve_tokenizer
+from batchwright.prepare.tokenizers import (
+    WELL_KNOWN_EOS,
+    CharsTokenizer,
+    JsonTokenizer,
+    configured_tokens,
+    resolve_tokenizer,
+)
 from batchwright.typing import TokenizerLike
 
-__all__ = ["Tokenize", "checked_ids", "special_in_words", "tokenize"]
+__all__ = ["Tokenize", "checked_ids", "special_in_words", "tokenize", "tokenizer_info"]
 
 
 def tokenize(
@@ -175,15 +181,20 @@ class Tokenize:
 
     def info(self) -> dict[str, Any]:
         """The tokenizer's entry in a store's manifest."""
-        return {
-            "name": self.tokenizer.name,
-            "kind": self.tokenizer.kind,
-            "fingerprint": self.tokenizer.fingerprint,
-            "vocab_size": self.vocab_size,
-            "eos": self.eos_id,
-            "eos_from": self.eos_from,
-            "special": self.special,
-        }
+        entries = tokenizer_info(self.tokenizer, self.vocab_size, self.eos_id, self.eos_from)
+        return {**entries, "special": self.special}
+
+
+def tokenizer_info(tokenizer: Any, vocab_size: int, eos: int | None, eos_from: str | None) -> dict[str, Any]:
+    """The entries of every tokenizer in a store's manifest."""
+    return {
+        "name": tokenizer.name,
+        "kind": tokenizer.kind,
+        "fingerprint": tokenizer.fingerprint,
+        "vocab_size": vocab_size,
+        "eos": eos,
+        "eos_from": eos_from,
+    }
 
 
 def special_in_words(report: Mapping[str, Any]) -> list[str]:
@@ -208,17 +219,22 @@ def checked_ids(lists: Iterable[Any], limit: int) -> tuple[list[NDArray[Any]], N
             )
     together: NDArray[Any] = np.concatenate([np.empty(0, np.uint8), *(array for array in arrays if array.size)])
     if together.size and (together.max() >= limit or together.min() < 0):
-        at = int(np.flatnonzero((together < 0) | (together >= limit))[0])
-        remedy = "ids of 0 or more"
-        if together[at] >= 0:
-            remedy = f"vocab_size={together[at] + 1} or more"
-        raise TokenizerError(
-            f"the tokenizer gave id {together[at]}, outside its vocabulary of {limit:,}",
-            number=int(np.searchsorted(np.cumsum([len(array) for array in arrays]), at, "right")),
-            parameter="vocab_size",
-            remedy=remedy,
-        )
+        raise _outside(arrays, together, limit)
     return arrays, together
+
+
+def _outside(arrays: Sequence[NDArray[Any]], together: NDArray[Any], limit: int) -> TokenizerError:
+    """The error for the first id outside of the vocabulary."""
+    at = int(np.flatnonzero((together < 0) | (together >= limit))[0])
+    remedy = "ids of 0 or more"
+    if together[at] >= 0:
+        remedy = f"vocab_size={together[at] + 1} or more"
+    return TokenizerError(
+        f"the tokenizer gave id {together[at]}, outside its vocabulary of {limit:,}",
+        number=int(np.searchsorted(np.cumsum([len(array) for array in arrays]), at, "right")),
+        parameter="vocab_size",
+        remedy=remedy,
+    )
 
 
 def _failed(name: str, error: Exception, number: int) -> TokenizerError:
@@ -284,10 +300,8 @@ def _eos_by_name(tokenizer: JsonTokenizer, asked: str | None) -> tuple[int, str]
         return vocab[asked], "eos="
     if asked is not None:
         raise _bad_eos(f"eos={asked!r} is not a token of {tokenizer.name}", "one of these, or an id", known)
-    configured = tokenizer.config.get("eos_token")
-    if isinstance(configured, dict):
-        configured = configured.get("content")
-    if isinstance(configured, str) and configured in vocab:
+    configured = configured_tokens(tokenizer.config).get("eos_token")
+    if configured in vocab:
         return vocab[configured], f"{configured} from the tokenizer's config"
     if len(special) == 1:
         ((token, number),) = special.items()

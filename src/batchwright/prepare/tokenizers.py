@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,6 +29,7 @@ __all__ = [
     "CharsTokenizer",
     "JsonTokenizer",
     "PluginTokenizer",
+    "configured_tokens",
     "load_tokenizer",
     "resolve_tokenizer",
 ]
@@ -46,10 +47,7 @@ class BytesTokenizer:
     kind = "bytes"
     eos_id = 256
     vocab_size = 256
-
-    @property
-    def fingerprint(self) -> str:
-        return "bytes"
+    fingerprint = "bytes"
 
     def encode_batch(self, texts: Sequence[str]) -> list[NDArray[np.uint8]]:
         return [np.frombuffer(text.encode("utf-8"), np.uint8) for text in texts]
@@ -309,6 +307,16 @@ def _config_beside(path: Path) -> dict[str, Any]:
     return config
 
 
+def configured_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    """Special tokens by name (eos_token, ...). A config has each as a string, or as an object with its content."""
+    tokens = {}
+    for name, value in config.items():
+        content = value.get("content") if isinstance(value, Mapping) else value
+        if name.endswith("_token") and isinstance(content, str):
+            tokens[name] = content
+    return tokens
+
+
 def _config_of(tokenizer: Any) -> dict[str, Any]:
     """The special tokens and chat templates of a transformers tokenizer, in the form of `tokenizer_config.json`."""
     tokens = {name: token for name, token in tokenizer.special_tokens_map.items() if isinstance(token, str)}
@@ -332,26 +340,11 @@ def resolve_tokenizer(
     if isinstance(tokenizer, str) and tokenizer in _BY_NAME:
         return _BY_NAME[tokenizer]()
     if isinstance(tokenizer, str | os.PathLike):
-        path = local_path(tokenizer=tokenizer)
-        loaded = load_tokenizer(path / "tokenizer.json" if path.is_dir() else path)
-        if isinstance(loaded, _Undecodable):
-            remedy = "the function itself"
-            raise TokenizerError("a store does not keep the function that tokenised it", file=path, remedy=remedy)
-        return loaded
-    if getattr(tokenizer, "backend_tokenizer", None) is not None:  # a transformers tokenizer over the same library
-        name = str(getattr(tokenizer, "name_or_path", "") or "transformers")
-        return JsonTokenizer(tokenizer.backend_tokenizer.to_str(), name, _config_of(tokenizer))
+        return _of_path(local_path(tokenizer=tokenizer))
+    if hasattr(tokenizer, "convert_tokens_to_ids"):
+        return _of_transformers(tokenizer, version)
     if hasattr(tokenizer, "encode_batch_fast"):
         return JsonTokenizer(tokenizer.to_str(), "tokenizers")
-    if hasattr(tokenizer, "encode") and hasattr(tokenizer, "convert_tokens_to_ids"):  # a slow transformers tokenizer
-        return CallableTokenizer(
-            lambda text: tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True),
-            len(tokenizer),
-            decode=tokenizer.decode,
-            version=version or fingerprint(["special tokens are text", tokenizer.get_vocab()]),
-            name=type(tokenizer).__name__,
-            eos_id=tokenizer.eos_token_id,
-        )
     if isinstance(tokenizer, Tokenizer):
         return PluginTokenizer(tokenizer)
     if callable(tokenizer):
@@ -359,6 +352,29 @@ def resolve_tokenizer(
     raise TokenizerError(
         f"a {type(tokenizer).__name__} is not a tokenizer",
         remedy="the path of a tokenizer.json, a tokenizers or transformers object, a function, 'bytes' or 'chars'",
+    )
+
+
+def _of_path(path: Path) -> Any:
+    loaded = load_tokenizer(path / "tokenizer.json" if path.is_dir() else path)
+    if isinstance(loaded, _Undecodable):
+        remedy = "the function itself"
+        raise TokenizerError("a store does not keep the function that tokenised it", file=path, remedy=remedy)
+    return loaded
+
+
+def _of_transformers(tokenizer: Any, version: str | None) -> JsonTokenizer | CallableTokenizer:
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is not None:
+        name = str(getattr(tokenizer, "name_or_path", "") or "transformers")
+        return JsonTokenizer(backend.to_str(), name, _config_of(tokenizer))
+    return CallableTokenizer(  # a slow one, written in Python
+        lambda text: tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True),
+        len(tokenizer),
+        decode=tokenizer.decode,
+        version=version or fingerprint(["special tokens are text", tokenizer.get_vocab()]),
+        name=type(tokenizer).__name__,
+        eos_id=tokenizer.eos_token_id,
     )
 
 

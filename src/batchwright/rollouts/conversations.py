@@ -14,9 +14,8 @@ from batchwright.base.errors import TokenizerError
 from batchwright.prepare.chat.encode import ConversationEncoder
 from batchwright.prepare.chat.formats import layout_of
 from batchwright.prepare.chat.messages import MESSAGES_ROLES, ChatError
-from batchwright.prepare.chat.policy import LossPolicy
 from batchwright.prepare.chat.render import ChatTemplate, find_template
-from batchwright.prepare.chat.spans import SPAN_DTYPE, TEMPLATE, Rendered, TextSpan
+from batchwright.prepare.chat.spans import SPAN_DTYPE, TEMPLATE, LossPolicy, Rendered, TextSpan
 from batchwright.rl.columns import offsets
 from batchwright.rollouts.ragged import BadValue, Ragged, ragged_of
 from batchwright.rollouts.sequences import Sequences

@@ -177,24 +177,19 @@ class _FastConversationEncoder:
 
     def encode(self, rendered: Sequence[Rendered]) -> dict[int, Encoded]:
         """Encode the conversations, by their numbers. Those that need the slow way are left out."""
-        cuts = [self._cut(one) for one in rendered]
-        special = self.added.any_special
-        has_names = special.search("\0".join(text for cut in cuts for text in cut.texts))
-        ready = [
-            number
-            for number, (one, cut) in enumerate(zip(rendered, cuts, strict=True))
-            if self._is_normal(one.text) and not (has_names and any(map(special.search, cut.texts)))
-        ]
-        ids = iter(self._encode_plain([text for number in ready for text in cuts[number].texts]))
+        cuts = {number: self._cut(one) for number, one in enumerate(rendered) if self._is_normal(one.text)}
+        names = self.added.any_special
+        if names.search("\0".join(text for cut in cuts.values() for text in cut.texts)):
+            cuts = {number: cut for number, cut in cuts.items() if not any(map(names.search, cut.texts))}
+        ids = iter(self._encode_plain([text for cut in cuts.values() for text in cut.texts]))
         pieces = []
-        for number in ready:
+        for cut in cuts.values():
             pieces.append([next(ids)])
-            for middle in cuts[number].middles:
+            for middle in cut.middles:
                 pieces[-1] += [middle.ids, next(ids)]
-        num_special = [sum(middle.num_special for middle in cuts[number].middles) for number in ready]
-        return dict(
-            zip(ready, self._aligned([rendered[number] for number in ready], pieces, num_special), strict=False)
-        )
+        num_special = [sum(middle.num_special for middle in cut.middles) for cut in cuts.values()]
+        encoded = self._aligned([rendered[number] for number in cuts], pieces, num_special)
+        return dict(zip(cuts, encoded, strict=False))
 
     def _is_normal(self, text: str) -> bool:
         """Whether the normalizer changes nothing, so that offsets are those of the text."""

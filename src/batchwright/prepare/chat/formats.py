@@ -31,7 +31,6 @@ from batchwright.base.checks import one_of
 from batchwright.base.errors import SpecError
 from batchwright.base.words import suggest
 from batchwright.prepare.chat.messages import (
-    LIKELY_ROLES,
     MESSAGES_ROLES,
     ROLES,
     SHAREGPT_ROLES,
@@ -40,6 +39,7 @@ from batchwright.prepare.chat.messages import (
     Turns,
     at_turn,
     check_order,
+    likely_role,
     names_in_words,
     read_turns,
     text_of,
@@ -195,10 +195,8 @@ class Layout:
         read_turns(turns, self._turns, messages)
 
     def _read_alpaca(self, row: Row, messages: list[Message]) -> None:
-        past = self._value(row, "history")
-        if past is None:
-            past = ()
-        for pair in past if isinstance(past, list | tuple) else (past,):
+        past = self._value(row, "history") or []
+        for pair in past if isinstance(past, list | tuple) else [past]:
             if not isinstance(pair, list | tuple) or len(pair) != 2:
                 reason = f"an item of {self._column['history']!r} is {what_is(pair)}, not [instruction, output]"
                 raise ChatError("not a message", reason, len(messages))
@@ -397,12 +395,12 @@ def layout_of(
         if not columns and not roles:
             return None
         format = _format_with(columns)
-    else:
-        one_of(FORMATS, format=format)
-        _check_names(columns, [format], f"format {format!r} does not have")
+    one_of(FORMATS, format=format)
+    _check_names(columns, [format], f"format {format!r} does not have")
+    needed = {*FORMATS[format].main, *TURN_FIELDS}
     for name, column in columns.items():
-        is_needed = name in FORMATS[format].main or name in TURN_FIELDS
-        if (column is None and is_needed) or (column is not None and (not isinstance(column, str) or not column)):
+        is_name = isinstance(column, str) and column != ""
+        if not is_name and (column is not None or name in needed):
             raise SpecError(
                 f"columns={{{name!r}: {column!r}}} names no column",
                 parameter="columns",
@@ -429,14 +427,11 @@ def _mapping(parameter: str, given: Any, remedy: str) -> Mapping[str, Any]:
 def _check_role(given: Any, role: Any) -> None:
     if isinstance(given, str) and role in ROLES:
         return
-    near = suggest(str(role), ROLES) or LIKELY_ROLES.get(str(role))
-    if near not in ROLES:
-        near = "assistant"
     raise SpecError(
         f"roles={{{given!r}: {role!r}}}: {role!r} is not a role",
         parameter="roles",
         known=", ".join(ROLES),
-        remedy=f"{{{given!r}: {near!r}}}",
+        remedy=f"{{{given!r}: {likely_role(str(role))!r}}}",
     )
 
 

@@ -20,6 +20,7 @@ __all__ = [
     "Turns",
     "at_turn",
     "check_order",
+    "likely_role",
     "names_in_words",
     "read_turns",
     "text_of",
@@ -124,9 +125,7 @@ def _message(item: Any, how: Turns) -> Message:
     """One message in the normal form, with any fields."""
     if not isinstance(item, dict):
         raise ChatError("not a message", f"it is {what_is(item)}, not an object with a role")
-    more = {name: value for name, value in item.items() if value is not None and isinstance(value, _JSON_TYPES)}
-    for name in (how.role, how.content):
-        more.pop(name, None)
+    more = _other_fields(item, how)
     message: Message = {"role": _role_of(item, how), "content": ""}
     content, calls = item.get(how.content), more.pop("tool_calls", None)
     if message["role"] == _CALL:
@@ -136,9 +135,7 @@ def _message(item: Any, how: Turns) -> Message:
     elif isinstance(more.get("function_call"), dict):  # the form of tool calls in OpenAI's first version
         calls = calls or [more.pop("function_call")]
     if calls:
-        if message["role"] != "assistant":
-            raise ChatError("bad tool call", f"a {message['role']} message has tool calls")
-        message["tool_calls"] = _calls_of(calls)
+        message["tool_calls"] = _calls_of(calls, message["role"])
     if content is not None:
         message["content"] = text_of(content)
     elif not calls:
@@ -146,10 +143,17 @@ def _message(item: Any, how: Turns) -> Message:
     weight = _weight_of(more.pop("weight", None), more.pop("train", None))
     if weight is not None:
         message["weight"] = weight
+    return {**message, **more, **message}
+
+
+def _other_fields(item: dict[str, Any], how: Turns) -> dict[str, Any]:
+    """The fields besides role and content, without null and values that JSON cannot hold."""
+    own = (how.role, how.content)
+    more = {name: value for name, value in item.items() if name not in own and isinstance(value, _JSON_TYPES)}
     reasoning = more.get("reasoning_content", "")
     if not isinstance(reasoning, str):
         raise ChatError("content is not text", f"'reasoning_content' is {what_is(reasoning)}, not text")
-    return {**message, **more, **message}
+    return more
 
 
 def _role_of(item: dict[str, Any], how: Turns) -> str:
@@ -164,11 +168,14 @@ def _role_of(item: dict[str, Any], how: Turns) -> str:
         raise ChatError("unknown role", f"{how.role!r} is {what_is(role)}, not text")
     if role in how.roles:
         return how.roles[role]
-    near = LIKELY_ROLES.get(role.lower()) or suggest(role, ROLES)
-    if near not in ROLES:
-        near = "assistant"
-    remedy = f"{how.as_settings({}, roles={role: near})}, if that is what it is"
+    remedy = f"{how.as_settings({}, roles={role: likely_role(role)})}, if that is what it is"
     raise ChatError("unknown role", f"{role!r}; known are {', '.join(how.roles)}", remedy=remedy)
+
+
+def likely_role(name: str) -> str:
+    """The role that an error suggests for an unknown name."""
+    near = LIKELY_ROLES.get(name.lower()) or suggest(name, ROLES)
+    return near if near in ROLES else "assistant"
 
 
 def _no_content(item: dict[str, Any], how: Turns) -> ChatError:
@@ -221,7 +228,9 @@ def _weight_of(weight: Any, train: Any) -> float | None:
 # Tools
 
 
-def _calls_of(calls: Any) -> list[dict[str, Any]]:
+def _calls_of(calls: Any, role: str) -> list[dict[str, Any]]:
+    if role != "assistant":
+        raise ChatError("bad tool call", f"a {role} message has tool calls")
     if isinstance(calls, str):
         calls = _decoded(calls, "bad tool call", "tool calls")
     if isinstance(calls, dict):
@@ -318,7 +327,7 @@ def check_order(messages: list[Message]) -> None:
 
 def _check_result(message: Message, before: Message | None, turn: int) -> None:
     """Check that the last message before a tool message, apart from other tool messages, called a tool."""
-    reason, remedy = "", "an assistant message with tool_calls before it"
+    remedy = "an assistant message with tool_calls before it"
     answers = message.get("tool_call_id")
     if before is None:
         reason = "a tool message is the first message: no tool was called"
@@ -326,13 +335,15 @@ def _check_result(message: Message, before: Message | None, turn: int) -> None:
         reason = f"a tool message comes after a {before['role']} message: no tool was called"
     elif "tool_calls" in before:
         ids = [call["id"] for call in before["tool_calls"] if "id" in call]
-        if answers is not None and ids and answers not in ids:
-            reason = f"tool_call_id {answers!r} is none of those before it ({listed(map(repr, ids))})"
-            remedy = "the id of the call that it answers"
-    elif answers is not None or not any(sign in before["content"] for sign in _WRITTEN_CALL):
+        if not ids or answers is None or answers in ids:
+            return
+        reason = f"tool_call_id {answers!r} is none of those before it ({listed(map(repr, ids))})"
+        remedy = "the id of the call that it answers"
+    elif answers is None and any(sign in before["content"] for sign in _WRITTEN_CALL):
+        return
+    else:
         reason = "a tool message comes after an assistant message that calls no tool"
-    if reason:
-        raise ChatError("role order", reason, turn=turn, remedy=remedy)
+    raise ChatError("role order", reason, turn=turn, remedy=remedy)
 
 
 # Words

@@ -15,23 +15,25 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import msgspec
 
 from batchwright.base.checks import local_path
 from batchwright.base.errors import SpecError, TokenizerError
 from batchwright.base.fingerprint import fingerprint_value
-from batchwright.base.words import suggest
+from batchwright.base.words import half_character_in, suggest
 from batchwright.prepare.chat.locate import locate, plain_conversation
 from batchwright.prepare.chat.messages import ChatError
 from batchwright.prepare.chat.render_cache import LookedInside, OpaqueEnvironment, OpaqueText, RenderCache
 from batchwright.prepare.chat.sandbox import CompiledTemplate, compile_template
 from batchwright.prepare.chat.spans import Rendered
-from batchwright.prepare.chat.templates import BUILT_IN
 from batchwright.prepare.chat.turns import Markers, find_turns
-from batchwright.prepare.tokenizers import WELL_KNOWN_EOS
+from batchwright.prepare.tokenizers import WELL_KNOWN_EOS, configured_tokens
 
-__all__ = ["ChatTemplate", "find_template"]
+__all__ = ["BUILT_IN", "ChatTemplate", "find_template"]
 
 _RULES_VERSION = 1
 """The version of the rules for texts and spans. A new number makes a new dataset."""
@@ -90,8 +92,8 @@ class ChatTemplate:
         # The text does not show generation marks, so equal texts may have different marks.
         render = self._rendered_in_full if self._compiled.has_generation else self._cache.rendered
         found = render(conversation)
-        if not found.text.isascii():
-            _refuse_half_characters(found.text)
+        if not found.text.isascii() and (half := half_character_in(found.text)):
+            raise ChatError("not UTF-8", f"{half} of the rendered text")
         return found
 
     @cached_property
@@ -223,14 +225,6 @@ class ChatTemplate:
         return _WAYS_TO_CALL[0]
 
 
-def _refuse_half_characters(text: str) -> None:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        reason = f"half a surrogate pair at character {error.start:,} of the rendered text"
-        raise ChatError("not UTF-8", reason) from None
-
-
 def _only_calls(message: Mapping[str, Any]) -> bool:
     return not message["content"] and bool(message.get("tool_calls"))
 
@@ -255,6 +249,21 @@ def _behind_ends(text: str, ends: list[str]) -> str:
     return text
 
 
+# Finding a template
+
+BUILT_IN: dict[str, dict[str, str]] = {
+    "chatml": {},
+    "gemma": {"bos_token": "<bos>"},
+    "llama-3": {"bos_token": "<|begin_of_text|>"},
+    "mistral": {"bos_token": "<s>", "eos_token": "</s>"},
+    "plain": {"eos_token": ""},
+    "qwen": {},
+    "zephyr": {"eos_token": "</s>"},
+}
+"""The built-in templates, and the special tokens of each for a tokenizer that does not name its own. `plain` ends an
+answer with the tokenizer's end of text, if it has one."""
+
+
 def find_template(
     template: str | os.PathLike[str] | None, tokenizer: Any, *, args: Mapping[str, Any] | None = None
 ) -> ChatTemplate:
@@ -262,40 +271,46 @@ def find_template(
 
     If a tokenizer has several templates, None takes "default", and a name takes any other.
     """
-    config = getattr(tokenizer, "config", None) or {}
-    tokens, own = _special_tokens(config), _own_templates(config)
-    match template:
-        case None:
-            name, source = _name_of(tokenizer), _default_of(own, tokenizer)
-        case str() if "{{" in template or "{%" in template:
-            name, source = "inline", template
-        case str() if template in BUILT_IN:
-            name, (source, literals) = template, BUILT_IN[template]
-            vocab = getattr(tokenizer, "vocab", None) or {}
-            tokens = {token: _token_for(token, literal, vocab) for token, literal in literals.items()} | tokens
-        case str() if template in own:
-            name, source = f"{_name_of(tokenizer)}:{template}", own[template]
-        case str() | os.PathLike():
-            name, source = Path(template).name, _read(template, [*BUILT_IN, *own])
-        case _:
-            raise SpecError(
-                f"chat_template={template!r} is not a chat template",
-                parameter="chat_template",
-                remedy=f"one of {', '.join(BUILT_IN)}; a Jinja string; the path of a .jinja file",
-            )
+    tokens = configured_tokens(getattr(tokenizer, "config", None) or {})
+    if isinstance(template, str) and template in BUILT_IN:
+        vocab = getattr(tokenizer, "vocab", None) or {}
+        tokens = {token: _token_for(token, literal, vocab) for token, literal in BUILT_IN[template].items()} | tokens
+        name, source = template, _built_in(template)
+    elif isinstance(template, str) and ("{{" in template or "{%" in template):
+        name, source = "inline", template
+    else:
+        name, source = _own_or_file(template, tokenizer)
     found = ChatTemplate(name, source, tokens, dict(args or {}))
     _ = found._compiled  # raises now, not at the first row, if it is not valid
     return found
 
 
-def _default_of(own: Mapping[str, str], tokenizer: Any) -> str:
-    if own:
-        return own.get("default") or next(iter(own.values()))
-    raise TokenizerError(
-        f"the tokenizer {_name_of(tokenizer)!r} has no chat template",
+def _built_in(name: str) -> str:
+    """The Jinja of a built-in template. The newline at the end of its file is not part of it."""
+    file = resources.files("batchwright.prepare.chat") / "templates" / f"{name}.jinja"
+    return file.read_text(encoding="utf-8").removesuffix("\n")
+
+
+def _own_or_file(template: Any, tokenizer: Any) -> tuple[str, str]:
+    """(name, Jinja) of one of the tokenizer's own templates, or of a file."""
+    own = _own_templates(tokenizer)
+    if template is None and own:
+        return _name_of(tokenizer), own.get("default") or next(iter(own.values()))
+    if template is None:
+        raise TokenizerError(
+            f"the tokenizer {_name_of(tokenizer)!r} has no chat template",
+            parameter="chat_template",
+            names=", ".join(BUILT_IN),
+            remedy="chat_template='chatml', another of these names, or a Jinja string",
+        )
+    if isinstance(template, str) and template in own:
+        return f"{_name_of(tokenizer)}:{template}", own[template]
+    if isinstance(template, str | os.PathLike):
+        return Path(template).name, _read(template, [*BUILT_IN, *own])
+    raise SpecError(
+        f"chat_template={template!r} is not a chat template",
         parameter="chat_template",
-        names=", ".join(BUILT_IN),
-        remedy="chat_template='chatml', another of these names, or a Jinja string",
+        remedy=f"one of {', '.join(BUILT_IN)}; a Jinja string; the path of a .jinja file",
     )
 
 
@@ -303,23 +318,30 @@ def _name_of(tokenizer: Any) -> str:
     return str(getattr(tokenizer, "name", type(tokenizer).__name__))
 
 
-def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """Special tokens by name; a config has each as a string, or as an object with its content."""
-    tokens = {}
-    for name, value in config.items():
-        content = value.get("content") if isinstance(value, Mapping) else value
-        if name.endswith("_token") and isinstance(content, str):
-            tokens[name] = content
-    return tokens
+class _Named(msgspec.Struct):
+    """An item of the list of templates in a `tokenizer_config.json`."""
+
+    name: str
+    template: str
 
 
-def _own_templates(config: Mapping[str, Any]) -> dict[str, str]:
-    own = config.get("chat_template") or {}
+def _own_templates(tokenizer: Any) -> dict[str, str]:
+    """The tokenizer's own templates, by name."""
+    config = getattr(tokenizer, "config", None) or {}
+    try:
+        own = msgspec.convert(config.get("chat_template") or {}, str | dict[str, str] | list[_Named])
+    except msgspec.ValidationError as error:
+        raise TokenizerError(
+            f"the chat_template of the tokenizer {_name_of(tokenizer)!r} is neither Jinja nor a list of templates",
+            parameter="chat_template",
+            reason=error,
+            remedy="mend it in tokenizer_config.json, or use another: chat_template='chatml'",
+        ) from None
     if isinstance(own, str):
         return {"default": own}
     if isinstance(own, list):
-        own = {each["name"]: each["template"] for each in own}
-    return {str(name): source for name, source in own.items() if isinstance(source, str)}
+        return {each.name: each.template for each in own}
+    return dict(own)
 
 
 def _token_for(name: str, literal: str, vocab: Mapping[str, int]) -> str:

@@ -107,16 +107,14 @@ def _frame_of(rendered: Rendered, contents: Sequence[str]) -> _Frame | None:
         return None
     starts, stops = [0, *(stop for _, stop in said)], [*(start for start, _ in said), len(text)]
     words = tuple(text[start:stop] for start, stop in zip(starts, stops, strict=True))
+    lengths = [0, *accumulate(map(len, contents))]  # of the first n contents
     spans = []
     for span in rendered.spans:
-        places = []
-        for at in (span.start, span.stop):
-            before = [start for start, _ in said if start < at]
-            number = sum(stop <= at for _, stop in said)
-            if number < len(before):  # inside of a content
-                return None
-            places += [at - sum(map(len, contents[:number])), number]
-        spans.append((places[0], places[1], places[2], places[3], span))
+        places = (span.start, span.stop)
+        if any(start < at < stop for at in places for start, stop in said):  # inside of a content
+            return None
+        a, b = (sum(stop <= at for _, stop in said) for at in places)
+        spans.append((span.start - lengths[a], a, span.stop - lengths[b], b, span))
     return _Frame(words, tuple(spans))
 
 

@@ -30,12 +30,7 @@ from batchwright.base.errors import SpecError
 from batchwright.prepare.chat.locate import tags_of
 from batchwright.prepare.chat.messages import ChatError
 
-__all__ = [
-    "CompiledTemplate",
-    "TemplateEnvironment",
-    "compile_template",
-    "own_values",
-]
+__all__ = ["CompiledTemplate", "TemplateEnvironment", "compile_template", "own_values"]
 
 MAX_SECONDS = 0.5
 """CPU time of one render, on top of the time for a long conversation. Real templates take a thousandth of it."""
@@ -244,22 +239,26 @@ class TemplateEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         """Raise if the filter, method or operator `name` may make too much of a value and its other arguments."""
         if name not in _MULTIPLIES and all(type(each) is str for each in (value, *others)):
             return
-        size, sizes = self.budget.size(value), [self.budget.size(other) for other in others]
         numbers = [abs(other) for other in others if isinstance(other, int | float)]
         if max(numbers, default=0) > MAX_INTEGER:
             raise _Limit(f"it calls a function with {max(numbers):.6g}; more than {MAX_INTEGER:,} is not allowed")
-        widest = max([*sizes, *numbers], default=0)
-        match name:
-            case "replace" if len(others) > 1 and isinstance(value, str) and isinstance(others[0], str):
-                size += value.count(others[0]) * sizes[1]
-            case "join" if others:
-                size += len(value) * sizes[0]
-            case "format" | "format_map" | "%" if isinstance(value, str | bytes):
-                size = _formatted_size(value, name, max(sizes, default=0))
-            case "expandtabs" | "translate" | "indent" | "tojson" | "batch" | "slice" | "wordwrap":
-                size *= max(int(widest), 1)
+        size = self._largest_result(name, value, others, numbers)
         if size > self.budget.max_characters:
             self.budget.make(size)
+
+    def _largest_result(self, name: str, value: Any, others: Sequence[Any], numbers: Sequence[float]) -> int:
+        """The largest number of characters that the filter, method or operator `name` may make."""
+        size, sizes = self.budget.size(value), [self.budget.size(other) for other in others]
+        match name:
+            case "replace" if len(others) > 1 and isinstance(value, str) and isinstance(others[0], str):
+                return size + value.count(others[0]) * sizes[1]
+            case "join" if others:
+                return size + len(value) * sizes[0]
+            case "format" | "format_map" | "%" if isinstance(value, str | bytes):
+                return _formatted_size(value, name, max(sizes, default=0))
+            case "expandtabs" | "translate" | "indent" | "tojson" | "batch" | "slice" | "wordwrap":
+                return size * max(int(max([*sizes, *numbers], default=0)), 1)
+        return size
 
 
 def own_values(kwargs: Mapping[str, Any]) -> list[Any]:

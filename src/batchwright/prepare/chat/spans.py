@@ -1,4 +1,4 @@
-"""Spans: the role, the turn and the part of each character and token of a rendered conversation.
+"""Spans: the role, turn and part of each character and token of a rendered conversation, and loss policies over them.
 
 A chat template renders a conversation to one text. Spans tile that text, and later its tokens. So a role, a turn or a
 loss mask is a lookup under any policy.
@@ -18,6 +18,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from batchwright.base.errors import SpecError
+from batchwright.base.words import suggest
+
 __all__ = [
     "END",
     "ROLES",
@@ -25,6 +28,7 @@ __all__ = [
     "TEMPLATE",
     "TEXT",
     "Encoded",
+    "LossPolicy",
     "Rendered",
     "SpanTable",
     "TextSpan",
@@ -141,3 +145,89 @@ class SpanTable:
         kept = np.cumsum(np.append(0, sizes > 0))[np.append(0, np.cumsum(self.num_spans))].tolist()
         table = table[sizes > 0]
         return [table[kept[number] : kept[number + 1]] for number in range(len(num_tokens))]
+
+
+# Loss policies
+
+_WITHOUT_END = "without end of turn"
+
+
+@dataclass(frozen=True, slots=True)
+class LossPolicy:
+    """The trained tokens of a conversation, as a lookup over its spans. A plan keeps the policy's `str`.
+
+    "assistant"                 the words of assistants, and their end of turn (default)
+    "last"                      the last assistant turn alone
+    "all"                       every token, the template's too
+    "user+assistant"            the words of these roles, and their end of turn
+    "last, without end of turn" the words alone
+
+    A message's own "weight" or "train" counts under every policy but "all".
+    """
+
+    what: str = "assistant"
+    """"all", "last", or roles joined by +."""
+    end_of_turn: bool = True
+
+    @classmethod
+    def of(cls, loss: str | Sequence[str]) -> LossPolicy:
+        """The policy of a user's setting, which may be the `str` of another policy.
+
+        >>> LossPolicy.of("user+assistant, without end of turn")
+        LossPolicy(what='user+assistant', end_of_turn=False)
+        """
+        what, asked, ends = loss, loss, ""
+        if isinstance(loss, str):
+            what, _, ends = loss.partition(", ")
+            asked = what.split("+")
+        if not isinstance(asked, Sequence) or not asked or ends not in ("", _WITHOUT_END):
+            raise _unknown_policy(loss)
+        if what == "all":
+            return cls("all")
+        if what == "last":
+            return cls("last", not ends)
+        for role in asked:
+            if role not in ROLES[1:]:
+                raise _unknown_policy(role)
+        return cls("+".join(role for role in ROLES if role in asked), not ends)
+
+    def __str__(self) -> str:
+        return self.what if self.end_of_turn else f"{self.what}, {_WITHOUT_END}"
+
+    @property
+    def trains_answers(self) -> bool:
+        return self.what in ("all", "last") or "assistant" in self.what.split("+")
+
+    def weights(self, starts: NDArray[np.integer], spans: dict[str, NDArray[Any]]) -> NDArray[np.float32]:
+        """The weight of each span's tokens. Document d has the spans [starts[d], starts[d + 1])."""
+        if self.what == "all":
+            return np.ones(len(spans["stop"]), np.float32)
+        role, part = spans["role"], spans["part"]
+        if self.what == "last":
+            learned = _is_last_turn(starts, spans)
+        else:
+            learned = np.isin(role, [ROLES.index(name) for name in self.what.split("+")])
+        asked = spans["weight"]
+        weight = np.where(np.isnan(asked), learned.astype(np.float32), asked)
+        is_said = part == TEXT
+        if self.end_of_turn:
+            is_said |= part == END
+        return np.where(is_said, weight, 0).astype(np.float32)
+
+
+def _is_last_turn(starts: NDArray[np.integer], spans: dict[str, NDArray[Any]]) -> NDArray[np.bool_]:
+    """Whether a span belongs to the last assistant turn of its document, or of its side in a pair."""
+    number = np.repeat(np.arange(len(starts) - 1), np.diff(starts)) * 2 + spans["side"]
+    is_mine = spans["role"] == _ASSISTANT
+    last = np.full(2 * (len(starts) - 1), -1, np.int64)
+    np.maximum.at(last, number[is_mine], spans["turn"][is_mine].astype(np.int64))
+    result: NDArray[np.bool_] = is_mine & (spans["turn"] == last[number])
+    return result
+
+
+def _unknown_policy(loss: Any) -> SpecError:
+    names = ("assistant", "last", "all", *ROLES[1:])
+    remedy = f"'assistant', 'last', 'all', or roles such as 'user+assistant', of {', '.join(ROLES[1:])}"
+    if near := suggest(str(loss), names):
+        remedy = f"perhaps {near!r}"
+    return SpecError(f"loss={loss!r} is no policy", parameter="loss", remedy=remedy)

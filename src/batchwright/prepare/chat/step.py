@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ from batchwright.prepare.chat.encode import ConversationEncoder
 from batchwright.prepare.chat.formats import Layout, layout_of
 from batchwright.prepare.chat.messages import ChatError
 from batchwright.prepare.chat.spans import Encoded, Rendered
-from batchwright.prepare.tokenize import checked_ids
+from batchwright.prepare.tokenize import checked_ids, tokenizer_info
 from batchwright.prepare.tokenizers import resolve_tokenizer
 from batchwright.typing import TokenizerLike
 
@@ -57,10 +57,9 @@ def chat(
 
     resolved = resolve_tokenizer(tokenizer, vocab_size=vocab_size)
     _ = ConversationEncoder(resolved)  # raises now, not at the bake, if the tokenizer cannot encode conversations
-    found = find_template(template, resolved)
     return Chat(
         tokenizer=resolved,
-        template=replace(found, args=_checked_args(template_args)) if template_args else found,
+        template=find_template(template, resolved, args=_checked_args(template_args) if template_args else None),
         layout=layout_of(format, columns, roles),
         keep_newest=None if keep_newest is None else at_least(1, keep_newest=keep_newest),
     )
@@ -144,13 +143,9 @@ class Chat:
 
     def info(self) -> dict[str, Any]:
         """The entries of the tokenizer and the template in a store's manifest."""
+        eos = getattr(self.tokenizer, "eos_id", None)
         return {
-            "name": self.tokenizer.name,
-            "kind": self.tokenizer.kind,
-            "fingerprint": self.tokenizer.fingerprint,
-            "vocab_size": self.vocab_size,
-            "eos": getattr(self.tokenizer, "eos_id", None),
-            "eos_from": None,
+            **tokenizer_info(self.tokenizer, self.vocab_size, eos, None),
             "chat": {
                 "template": self.template.name,
                 "source": self.template.source,

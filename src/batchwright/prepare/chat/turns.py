@@ -112,38 +112,43 @@ def _without(text: str, said: Sequence[Region]) -> str:
 def _message_regions(located: Located, messages: Sequence[Mapping[str, Any]]) -> list[list[Region]]:
     """The regions of each message, in order. Checks that each message is printed once, in its place."""
     regions: list[list[Region]] = [[] for _ in messages]
-    found_leaves = [
+    printed = [
         (leaf, found)
         for leaf, found in zip(located.leaves, located.regions, strict=True)
         if leaf.turn >= 0 and leaf.kind not in ("name", "other")
     ]
-    for leaf, found in found_leaves:
-        if len(found) > 1 and leaf.kind == "content" and leaf.text.strip():
-            reason, remedy = f"its text is there {len(found)} times", "a template that writes every message once"
-            raise ChatError("repeated by the template", reason, leaf.turn, remedy)
+    for leaf, found in printed:
         if leaf.text or leaf.kind != "content" or not messages[leaf.turn].get("tool_calls"):
             regions[leaf.turn] += found
-    for leaf, found in found_leaves:
-        _refuse_dropped(leaf, found, regions[leaf.turn])
+    for leaf, found in printed:
+        _check_leaf(leaf, found, regions[leaf.turn])
+    _sort_and_check(regions)
+    return regions
+
+
+def _sort_and_check(regions: list[list[Region]]) -> None:
+    """Sort the regions of each message, and check that messages keep their order."""
     before = 0
     for turn, mine in enumerate(regions):
         mine.sort()
         if mine and mine[0][0] < before:
-            reason, remedy = (
-                "its text comes before that of an earlier message",
-                "a template that keeps the order of messages",
-            )
+            reason = "its text comes before that of an earlier message"
+            remedy = "a template that keeps the order of messages"
             raise ChatError("reordered by the template", reason, turn, remedy)
         before = max([before, *(stop for _, stop in mine)])
-    return regions
 
 
-def _refuse_dropped(leaf: Leaf, found: Sequence[Region], regions: Sequence[Region]) -> None:
+def _check_leaf(leaf: Leaf, found: Sequence[Region], of_message: Sequence[Region]) -> None:
+    """Check that a content or a call is printed. Contents are printed once."""
+    is_content = leaf.kind == "content" and leaf.text.strip() != ""
+    if is_content and len(found) > 1:
+        reason, remedy = f"its text is there {len(found)} times", "a template that writes every message once"
+        raise ChatError("repeated by the template", reason, leaf.turn, remedy)
     if leaf.kind == "call" and not found:
         reason = f"its call of {leaf.text!r} is not in the text"
         raise ChatError("dropped by the template", reason, leaf.turn, _FOR_CALLS)
-    is_said = any(start < stop for start, stop in (*found, *regions))  # a message may be printed by its reasoning alone
-    if leaf.kind == "content" and leaf.text.strip() and not is_said:
+    is_said = any(start < stop for start, stop in (*found, *of_message))  # by its reasoning alone, perhaps
+    if is_content and not is_said:
         raise ChatError("dropped by the template", "its text is not in the rendered text", leaf.turn, _FOR_TEXT)
 
 
