@@ -15,6 +15,9 @@ import pytest
 import batchwright
 
 PACKAGE = Path(batchwright.__file__).parent
+ROOT = Path(__file__).parents[1]
+USERS = ("examples", "benchmarks")
+"""Folders beside the package whose files import from it."""
 
 # The house, as data: each place in the order in which data walks, with the places before it that it may import.
 # A place is a folder of the package, or a module beside the folders.
@@ -321,11 +324,42 @@ def test_a_name_that_is_not_public_is_refused_by_name():
 
 
 @pytest.mark.parametrize("module", modules())
-def test_every_module_says_what_is_public_in_it(module):
-    public = importlib.import_module(module).__all__
+def test_every_module_lists_what_is_public_in_it(module):
+    public = getattr(importlib.import_module(module), "__all__", [])
     assert sorted(set(public)) == sorted(public)
     for name in public:
         assert hasattr(importlib.import_module(module), name), f"{module}.{name} does not exist"
+
+
+PUBLIC_MODULES = ("__init__", "__main__", "typing", "adapters", "audit", "rl")
+"""Places whose names are for users, and not only for other folders."""
+
+
+def imported_from_elsewhere(package: Path, others: list[Path]) -> dict[str, set[str]]:
+    """The names of each module that files outside of its folder import."""
+    found: dict[str, set[str]] = {}
+    for file in [*package.rglob("*.py"), *others]:
+        for node in ast.walk(ast.parse(file.read_text())):
+            if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("batchwright."):
+                continue
+            if file in others or place_of(file, package) != str(node.module).split(".")[1]:
+                names = {alias.name for alias in node.names if not alias.name.startswith("_")}
+                found.setdefault(str(node.module), set()).update(names)
+    return found
+
+
+def test_a_module_lists_the_names_that_other_folders_import():
+    elsewhere = imported_from_elsewhere(PACKAGE, [file for name in USERS for file in (ROOT / name).rglob("*.py")])
+    for file in sorted(PACKAGE.rglob("*.py")):
+        module = ".".join(["batchwright", *file.relative_to(PACKAGE).with_suffix("").parts])
+        if (
+            place_of(file, PACKAGE) in PUBLIC_MODULES
+            or file.name == "__init__.py"
+            or module == "batchwright.base.errors"
+        ):
+            continue
+        listed = set(getattr(importlib.import_module(module), "__all__", []))
+        assert listed == elsewhere.get(module, set()), f"{module}: __all__ is what other folders import"
 
 
 @pytest.mark.parametrize(

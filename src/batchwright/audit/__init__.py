@@ -1,3 +1,1 @@
 """Inspect a run from outside: trace a step to its documents, digest its rows, drill a restart."""
-
-__all__: list[str] = []

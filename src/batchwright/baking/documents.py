@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 from batchwright.base.files import reserve
 from batchwright.prepare.chat.spans import SPAN_DTYPE
 
-__all__ = ["Documents", "TokenSpool", "borders_of", "join_documents", "marks_of"]
-
 
 class Documents(NamedTuple):
     """Some documents, in order."""
@@ -100,7 +98,8 @@ class TokenSpool:
 
     def __init__(self, folder: Path, dtype: np.dtype[Any]) -> None:
         """`folder` is for the files."""
-        self.folder, self.dtype = folder, dtype
+        self.folder: Path = folder
+        self.dtype: np.dtype[Any] = dtype
         self.documents: list[NDArray[Any]] = []
         self._first_in_memory = self._bytes_in_memory = 0
 

@@ -23,8 +23,6 @@ from batchwright.typing import OnError
 if TYPE_CHECKING:
     from batchwright.baking.work import RowWork
 
-__all__ = ["Effect", "Explanation", "explain"]
-
 
 @dataclass(slots=True)
 class Effect:

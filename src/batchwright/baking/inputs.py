@@ -21,7 +21,7 @@ from batchwright.sources.listing import InputFile
 from batchwright.store.layout import Manifest, current_version
 from batchwright.store.reader import Store
 
-__all__ = ["Inputs", "content_hash", "formats_of", "is_version_of", "mark_as_version_of", "up_to_date"]
+__all__ = ["Inputs"]
 
 _BAKE_VERSION = 1
 """Part of every version's name. Changes when the same recipe over the same files gives other bytes."""

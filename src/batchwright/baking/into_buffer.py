@@ -36,8 +36,6 @@ from batchwright.sources.memory import TableRows
 from batchwright.store.layout import is_adopted, is_store
 from batchwright.store.reader import Store
 
-__all__ = ["PreparedRows", "bake_folder", "bake_rows", "check_buffer", "memory_row", "put_tokens", "read_recipe"]
-
 _EMPTY = "before the first bake"
 """The version without rows and columns with which a bake into a folder begins."""
 _AGAIN = " again "

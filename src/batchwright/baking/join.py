@@ -24,8 +24,6 @@ from batchwright.store import writer
 from batchwright.store.layout import Manifest, Shard, content_digest
 from batchwright.store.texts import TextsWriter
 
-__all__ = ["join"]
-
 
 def join(work: list[Work], inputs: Inputs, folder: Path, *, shard_bytes: int) -> Manifest:
     """Write a version without its manifest, which is returned."""

@@ -24,7 +24,7 @@ from batchwright.sources.memory import TableRows, table_rows
 from batchwright.store.layout import check_source_name
 from batchwright.typing import Data, OnError
 
-__all__ = ["DatasetRecipe", "Ingredient", "add_ingredient", "prepare_step"]
+__all__ = ["DatasetRecipe"]
 
 Row = dict[str, Any]
 

@@ -39,8 +39,6 @@ from batchwright.store.stream import MappedShard
 from batchwright.store.texts import TextHashes, find_texts, texts_by_document
 from batchwright.store.versions import list_versions
 
-__all__ = ["ReusedUnit", "TokenCache", "UnitPlace", "find_cache", "find_reusable", "remember", "units_table"]
-
 # Units
 
 Range = tuple[str, int, int]

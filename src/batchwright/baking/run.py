@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from batchwright.baking.work import Work
     from batchwright.buffer.buffer import DatasetBuffer
 
-__all__ = ["bake"]
-
 _SHARD_BYTES = 1 << 30
 
 

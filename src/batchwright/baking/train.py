@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from batchwright.baking.work import Work
     from batchwright.sources.units import Unit
 
-__all__ = ["train_tokenizer"]
-
 _SAMPLE_BITS = 20
 """A sample consists of groups of rows with the same first bits of their hashes. A group has a millionth of the text."""
 

@@ -23,8 +23,6 @@ from batchwright.sources.formats import Format, Malformed
 from batchwright.sources.memory import TableRows
 from batchwright.sources.units import EndOfSpan, Unit, error_of, failure_of, place
 
-__all__ = ["RowAt", "RowJob", "UnitReport", "dropped_in_words", "examples_in_words", "total_report"]
-
 Row = dict[str, Any]
 RowAt = tuple[Unit, int, int]
 """The place of a row: its unit, the span of the unit, and its number in the span. Plain, because every row has one."""

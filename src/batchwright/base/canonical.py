@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["attributes", "encode"]
+__all__ = ["encode"]
 
 
 def encode(value: Any, *, as_json: bool = False) -> bytes:

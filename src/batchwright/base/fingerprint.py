@@ -25,8 +25,13 @@ from batchwright.base.canonical import attributes, encode
 from batchwright.base.errors import SpecError
 
 __all__ = [
-    *("fingerprint", "fingerprint_bytes", "fingerprint_file", "fingerprint_rows", "fingerprint_value"),
-    *("function_fingerprint", "is_users"),
+    "fingerprint",
+    "fingerprint_bytes",
+    "fingerprint_file",
+    "fingerprint_rows",
+    "fingerprint_value",
+    "function_fingerprint",
+    "is_users",
 ]
 
 _CHUNK_BYTES = 1 << 20

@@ -24,10 +24,7 @@ import xxhash
 from batchwright.base.errors import BusyError, StoreError
 from batchwright.base.files import let_go_in_children, out_of_space_at, write_whole
 
-__all__ = [
-    *("HEAD_BYTES", "RECORD_BYTES", "Journal", "Record"),
-    *("read_head", "read_record", "read_records"),
-]
+__all__ = ["HEAD_BYTES", "RECORD_BYTES", "Journal", "Record", "read_head", "read_record", "read_records"]
 
 log: logging.Logger = logging.getLogger("batchwright")
 

@@ -33,7 +33,6 @@ __all__ = [
     "cpu_count",
     "die_with_parent",
     "expect_random_reads",
-    "is_alive",
     "is_cached",
     "is_linux",
     "limit_memory",

@@ -1,3 +1,1 @@
 """Batches from rows, on time: windows, packing, gathering, masks, read-ahead, and the rows of each rank."""
-
-__all__: list[str] = []

@@ -14,16 +14,7 @@ from batchwright.batches.gather import Allocate, fresh
 from batchwright.batches.samples import PaddedSamples
 from batchwright.batches.settings import Fields
 
-__all__ = [
-    "Block",
-    "Padding",
-    "add_border_fields",
-    "add_sample_fields",
-    "constant_mask",
-    "fill_up",
-    "mask_padding",
-    "seqlens_of",
-]
+__all__ = ["Block", "Padding", "add_border_fields", "add_sample_fields", "constant_mask", "mask_padding", "seqlens_of"]
 
 
 @dataclass(frozen=True, slots=True)

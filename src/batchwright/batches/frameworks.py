@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from batchwright.typing import Device
 
-__all__ = ["Movable", "adapter", "adapter_of", "on_host"]
+__all__ = ["Movable", "adapter", "adapter_of"]
 
 _FRAMEWORKS = {"torch": "torch", "jax": "jax", "jaxlib": "jax", "mlx": "mlx"}
 """The top module of a class of arrays, and its framework."""

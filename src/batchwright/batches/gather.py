@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from batchwright.columns.addresses import Memory
 
-__all__ = ["Allocate", "copy_runs", "floats", "fresh", "gather_windows", "windows_at"]
+__all__ = ["fresh"]
 
 Allocate = Callable[[int, int], NDArray[np.int64]]
 """(rows, width) -> uninitialised memory, fresh or reused."""

@@ -14,8 +14,6 @@ from typing import NamedTuple
 
 from batchwright.prepare.chat.spans import ROLES
 
-__all__ = ["Look", "ShownRow", "TextLine", "TextRun", "printable"]
-
 _LOG_WIDTH = 100
 _MARKS = "⟦⟧⟨⟩"
 _HIDDEN = ("Cc", "Cf", "Cs", "Zl", "Zp")

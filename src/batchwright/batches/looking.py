@@ -26,7 +26,7 @@ from batchwright.prepare.token_text import TokenSpelling, TokenText
 from batchwright.prepare.tokenizers import load_tokenizer, resolve_tokenizer
 from batchwright.typing import TokenizerLike
 
-__all__ = ["Look", "look"]
+__all__ = ["look"]
 
 _IGNORED = -100
 _MOST_UNTRAINED, _MOST_TRAINED = 160, 640

@@ -31,7 +31,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["PACKINGS", "PACK_VERSION", "Packing", "pack"]
+__all__ = ["pack"]
 
 PACK_VERSION = 1
 PACKINGS = ("best_fit", "first_fit", "greedy")

@@ -26,7 +26,7 @@ from batchwright.base.words import counted, error_in_words, listed
 from batchwright.batches.types import TrainingBatch
 from batchwright.order.plan import Plan
 
-__all__ = ["Ranks", "Standing", "SyncReport", "check_standing", "compare", "digests_of_next", "find_ranks"]
+__all__ = ["Ranks", "Standing", "SyncReport", "check_standing", "digests_of_next", "find_ranks"]
 
 _DATA_DIMENSIONS = ("dp", "data", "dp_replicate", "dp_shard", "fsdp", "replicate", "shard")
 _MODEL_DIMENSIONS = (

@@ -16,7 +16,7 @@ from batchwright.base.checks import at_least, one_of
 from batchwright.base.errors import SpecError
 from batchwright.batches.pack import PACK_VERSION, PACKINGS, pack
 
-__all__ = ["PACKINGS", "TRUNCATIONS", "RowIndex", "RowSpec", "SpanWeights", "plan_rows", "ragged"]
+__all__ = ["RowIndex", "RowSpec", "SpanWeights", "plan_rows"]
 
 TRUNCATIONS = ("split", "drop", "keep_start", "keep_end", "raise")
 

@@ -20,7 +20,7 @@ from batchwright.batches.gather import Allocate, copy_runs, floats, fresh
 from batchwright.batches.row_index import RowIndex, RowSpec, SpanWeights, ragged
 from batchwright.store.stream import TokenStream
 
-__all__ = ["PaddedSamples", "SampleRows", "join_padded"]
+__all__ = ["SampleRows"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class SampleRows:
         self.row_tokens: int = spec.row_tokens
         self.num_rows: int = index.num_rows
         self.num_tokens: int = index.num_tokens
-        self.sequences = 1 + spec.pairs
+        self.sequences: int = 1 + spec.pairs
         """The number of batch rows for one row: two for a pair."""
         if not self.num_rows:
             counts = ", ".join(f"{n:,} {what}" for what, n in index.counts.items()) or "no documents"

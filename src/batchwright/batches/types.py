@@ -14,7 +14,7 @@ from batchwright.base.errors import SpecError
 from batchwright.batches.frameworks import Movable, adapter_of, on_host
 from batchwright.typing import AnyArray, Tensor
 
-__all__ = ["TraceRecord", "TrainingBatch", "cut_rows"]
+__all__ = ["TraceRecord", "TrainingBatch"]
 
 _MASKS = ("attention_mask", "loss_mask")
 _OTHERS = ("position_ids", "segment_ids", "cu_seqlens", "max_seqlen")

@@ -21,7 +21,7 @@ from batchwright.base.seeds import key_of
 from batchwright.batches.gather import gather_windows
 from batchwright.store.stream import MappedShard, TokenStream
 
-__all__ = ["JointWindows", "Place", "Taken", "WindowFeed", "WindowRows"]
+__all__ = ["Place", "WindowFeed", "WindowRows"]
 
 
 class WindowRows:

@@ -20,18 +20,6 @@ from batchwright.buffer.plain_values import Misfit
 from batchwright.buffer.schema import Columns, Field, Numbers, Schema, Values
 from batchwright.columns.arrow import tensors_to_numpy
 
-__all__ = [
-    "as_table",
-    "as_tensors",
-    "equal_rows",
-    "from_arrow",
-    "has_value",
-    "joined",
-    "pylist",
-    "to_arrow",
-    "to_dataset",
-]
-
 
 def to_arrow(field: Field, values: Values) -> pa.Array:
     """A column as Arrow: over the same memory, unless it has nulls or booleans."""

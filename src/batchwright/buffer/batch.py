@@ -13,7 +13,7 @@ from batchwright.batches.frameworks import Movable, adapter, adapter_of
 from batchwright.buffer.arrow import as_table, pylist
 from batchwright.buffer.schema import Columns, Numbers, Schema
 
-__all__ = ["RowBatch", "converted"]
+__all__ = ["RowBatch"]
 
 Metadata = dict[str, Any] | Callable[[], dict[str, Any]]
 

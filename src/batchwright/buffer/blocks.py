@@ -18,20 +18,6 @@ from batchwright.base.files import lock_across_forks
 from batchwright.buffer.schema import Columns, Field, Numbers, Schema, Values, part_of
 from batchwright.columns.addresses import rows_apart
 
-__all__ = [
-    "ArrowColumn",
-    "Column",
-    "NumberColumn",
-    "RowBlock",
-    "Segment",
-    "SlowWrite",
-    "capacity_for",
-    "column_of_values",
-    "costs",
-    "missing",
-    "refuse_write",
-]
-
 _SMALLEST_ROWS = 256
 _SMALL_BYTES = 16 << 20
 _LARGEST_BYTES = 64 << 20

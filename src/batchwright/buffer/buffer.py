@@ -36,7 +36,7 @@ from batchwright.buffer.values import (
 from batchwright.buffer.view import View, refuse_twice
 from batchwright.typing import Array
 
-__all__ = ["DatasetBuffer", "buffer_of"]
+__all__ = ["DatasetBuffer"]
 
 
 class DatasetBuffer(Reads):

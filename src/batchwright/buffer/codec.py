@@ -19,25 +19,6 @@ from batchwright.base.errors import SampleError, StoreError
 from batchwright.buffer.arrow import to_arrow
 from batchwright.buffer.schema import Columns, Field, Numbers, Schema, Values, num_rows_of
 
-__all__ = [
-    "Append",
-    "DropRows",
-    "Operation",
-    "Rollback",
-    "SetValues",
-    "SettingsChange",
-    "block_from_arrow",
-    "block_to_arrow",
-    "decode",
-    "decode_columns",
-    "decode_ids",
-    "decode_schema",
-    "encode",
-    "encode_columns",
-    "encode_ids",
-    "encode_schema",
-]
-
 _MAX_BYTES = (1 << 32) - 1
 """The largest column of one call: MessagePack counts bytes in 32 bits."""
 _FEW_ROWS = 16

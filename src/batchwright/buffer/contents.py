@@ -23,8 +23,6 @@ from batchwright.buffer.schema import Columns, Numbers, Schema
 from batchwright.buffer.table import BufferTable
 from batchwright.buffer.view import View
 
-__all__ = ["BufferDiff", "CommittedVersion", "Contents", "VersionInfo", "take_diff"]
-
 
 @dataclass(frozen=True, slots=True)
 class VersionInfo:

@@ -28,8 +28,6 @@ from batchwright.buffer.retain import BufferSettings, check_by
 from batchwright.buffer.schema import Columns, Schema
 from batchwright.buffer.view import View
 
-__all__ = ["Durable"]
-
 _CHECKPOINT_BYTES = 32 << 20
 """A checkpoint is written when the journal is at least this long,"""
 

@@ -20,8 +20,6 @@ from batchwright.buffer.arrow import to_arrow
 from batchwright.buffer.plain_values import DTYPES, Misfit, describe, is_name
 from batchwright.buffer.schema import Field, Numbers, Values
 
-__all__ = ["fit", "infer"]
-
 # Inference of types
 
 

@@ -44,7 +44,7 @@ from batchwright.base.words import first_line
 from batchwright.buffer.codec import block_from_arrow, block_to_arrow
 from batchwright.buffer.schema import Columns, Schema
 
-__all__ = ["POINTER", "SALVAGE", "BufferFolder"]
+__all__ = ["POINTER"]
 
 POINTER = "batchwright-buffer.json"
 _LOCK = "writer.lock"

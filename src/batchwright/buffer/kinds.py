@@ -10,8 +10,6 @@ import pyarrow as pa
 
 from batchwright.columns.arrow import numpy_dtype
 
-__all__ = ["holds", "is_bytes", "is_list", "is_tensor", "is_text", "merge", "numbers_of", "plain_type", "types_inside"]
-
 is_a = pa.types
 
 _WITHOUT_VIEWS = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}

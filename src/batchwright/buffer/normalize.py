@@ -35,8 +35,6 @@ from batchwright.buffer.plain_values import (
 from batchwright.buffer.schema import Row
 from batchwright.buffer.values import check_names, is_column
 
-__all__ = ["Normalized", "columns_to_extend", "normalize", "register_normalizer", "takes_dicts"]
-
 log: logging.Logger = logging.getLogger("batchwright")
 Normalizer = Callable[[Any], Any]
 F = TypeVar("F", bound=Normalizer)

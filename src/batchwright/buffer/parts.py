@@ -18,8 +18,6 @@ from batchwright.buffer.folder import BufferFolder
 from batchwright.buffer.schema import Schema, Values
 from batchwright.buffer.view import View, joined_values
 
-__all__ = ["Parts"]
-
 Document = dict[str, Any]
 _LEDGER = ""
 """The name of a block's ledger among its columns. Columns have names."""

@@ -14,21 +14,6 @@ from numpy.typing import NDArray
 from batchwright.base.errors import BatchwrightError, SampleError, SampleTypeError
 from batchwright.base.words import first_line
 
-__all__ = [
-    "DTYPES",
-    "SIMPLE",
-    "Misfit",
-    "array_of_tensor",
-    "describe",
-    "is_array",
-    "is_name",
-    "kind_of",
-    "members_of",
-    "plain",
-    "png",
-    "rows_of_tensor",
-]
-
 DTYPES = frozenset(np.dtype(name) for name in ("?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"))
 """The types of the arrays that are kept, in this machine's byte order."""
 SIMPLE = frozenset((type(None), bool, int, float, str, bytes, *(dtype.type for dtype in DTYPES)))

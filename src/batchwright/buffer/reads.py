@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from batchwright.buffer.buffer import DatasetBuffer
     from batchwright.loaders.buffer_rows import RowDataLoader
 
-__all__ = ["BufferVersion", "Reads"]
+__all__ = ["Reads"]
 
 _ROWS_AT_ONCE = 1024
 

@@ -19,19 +19,6 @@ from batchwright.base.seeds import U64, key_of, mix64
 from batchwright.base.words import suggest
 from batchwright.buffer.schema import Numbers
 
-__all__ = [
-    "BufferSettings",
-    "below",
-    "check_by",
-    "choose",
-    "column_of",
-    "drop",
-    "is_number",
-    "keep",
-    "kept_count",
-    "sequence",
-]
-
 _STRATEGIES = {
     "retain_prior_by": ("latest", "oldest", "random"),
     "drop_strategy": ("oldest", "random"),

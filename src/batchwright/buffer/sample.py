@@ -26,8 +26,6 @@ from batchwright.base.errors import SpecError
 from batchwright.base.seeds import U64, key_of, mix64
 from batchwright.buffer.retain import below, choose, is_number, sequence
 
-__all__ = ["Priorities", "draw", "weights"]
-
 F64 = NDArray[np.float64]
 
 _BLOCK = 8192

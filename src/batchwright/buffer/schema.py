@@ -17,8 +17,6 @@ from numpy.typing import NDArray
 
 from batchwright.buffer import kinds
 
-__all__ = ["Columns", "Field", "Numbers", "Row", "Schema", "Values", "num_rows_of", "part_of"]
-
 Row = dict[str, Any]
 
 

@@ -27,8 +27,6 @@ from batchwright.buffer.blocks import (
 from batchwright.buffer.schema import Columns, Row, Schema, num_rows_of, part_of
 from batchwright.buffer.view import View
 
-__all__ = ["BufferTable"]
-
 _SPARSE = 0.75
 """A block with a smaller share of live rows is written anew."""
 _FAN, _SMALL = 8, 32

@@ -21,18 +21,6 @@ from batchwright.buffer.fit import fit, infer
 from batchwright.buffer.plain_values import DTYPES, SIMPLE, Misfit, array_of_tensor, is_array, is_name, kind_of, plain
 from batchwright.buffer.schema import Columns, Field, Numbers, Row, Schema, Values, num_rows_of, part_of
 
-__all__ = [
-    "arrays_to_columns",
-    "check_names",
-    "column_for_set",
-    "infer_schema",
-    "is_column",
-    "refuse_column",
-    "rows_of",
-    "rows_to_columns",
-    "schema_of_arrow",
-]
-
 T = TypeVar("T")
 
 

@@ -19,7 +19,7 @@ from batchwright.buffer.blocks import ArrowColumn, RowBlock, Segment, column_of_
 from batchwright.buffer.schema import Columns, Field, Numbers, Schema, Values
 from batchwright.columns.addresses import ScatteredRows, gather
 
-__all__ = ["View", "joined_values", "refuse_twice"]
+__all__ = ["View"]
 
 _HASHED_ROWS = 4096
 """Rows that are hashed at once. Part of a version's fingerprint."""

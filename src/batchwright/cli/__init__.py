@@ -1,3 +1,1 @@
 """The command line: one file per verb, each with `SUMMARY`, `add_arguments(parser)` and `run(arguments)`."""
-
-__all__: list[str] = []

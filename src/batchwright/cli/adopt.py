@@ -16,8 +16,6 @@ from batchwright.base.errors import SpecError
 from batchwright.cli.output import add_json, print_facts, store_facts
 from batchwright.cli.values import paths_by_name
 
-__all__ = ["EXAMPLES", "SUMMARY", "add_arguments", "run"]
-
 SUMMARY = "make a store over token files in place"
 
 EXAMPLES = """\

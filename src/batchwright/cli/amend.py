@@ -32,8 +32,6 @@ from batchwright.cli.values import (
 if TYPE_CHECKING:
     from batchwright.store import TokenStream
 
-__all__ = ["EXAMPLES", "SUMMARY", "add_arguments", "run"]
-
 SUMMARY = "change a plan from a position on: weights, sources, caps, end, what to skip"
 
 EXAMPLES = """\

@@ -37,8 +37,6 @@ from batchwright.base.words import error_in_words
 from batchwright.cli.output import add_json, print_json, store_facts
 from batchwright.cli.values import add_renames, flag_of, paths_by_name, per_source, whole_number
 
-__all__ = ["EXAMPLES", "SUMMARY", "add_arguments", "run"]
-
 SUMMARY = "make a store from raw text, or from conversations"
 
 EXAMPLES = """\

@@ -17,8 +17,6 @@ from importlib import import_module
 
 from batchwright.demo import ONE_THREAD
 
-__all__ = ["EXAMPLES", "SUMMARY", "add_arguments", "run"]
-
 SUMMARY = "bake, train, kill, resume and trace, on text that every machine has"
 
 EXAMPLES = """\

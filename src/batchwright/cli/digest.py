@@ -13,8 +13,6 @@ from batchwright.base.words import counted
 from batchwright.cli.output import add_json, print_facts
 from batchwright.cli.values import add_plan, number_range
 
-__all__ = ["EXAMPLES", "SUMMARY", "add_arguments", "run"]
-
 SUMMARY = "one number for what some steps read, the same everywhere"
 
 EXAMPLES = """\

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from batchwright.loaders.chat_file import ChatFile
     from batchwright.prepare.chat.spans import LossPolicy
 
-__all__ = ["EXAMPLES", "SUMMARY", "add_arguments", "run"]
-
 SUMMARY = "find what is wrong with data before a run does"
 
 EXAMPLES = """\

@@ -25,8 +25,6 @@ from batchwright.cli.values import add_settings, refuse_settings, settings_given
 if TYPE_CHECKING:
     from batchwright.audit.drilling import DrillReport, Leg, LegResult
 
-__all__ = ["EXAMPLES", "SUMMARY", "add_arguments", "run"]
-
 SUMMARY = "kill -9 and restart your own plan, and compare"
 
 EXAMPLES = """\

@@ -14,8 +14,6 @@ import batchwright as bw
 from batchwright.base.words import bytes_in_words
 from batchwright.cli.output import add_json, print_json
 
-__all__ = ["EXAMPLES", "SUMMARY", "add_arguments", "run"]
-
 SUMMARY = "write a store's documents for other tools"
 
 EXAMPLES = """\

@@ -18,8 +18,6 @@ from batchwright.cli.values import whole_number
 if TYPE_CHECKING:
     from batchwright.store.versions import Removal
 
-__all__ = ["EXAMPLES", "SUMMARY", "add_arguments", "run"]
-
 SUMMARY = "remove old versions and unfinished work of a store"
 
 EXAMPLES = """\

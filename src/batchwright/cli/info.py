@@ -21,8 +21,6 @@ from batchwright.cli.values import is_buffer
 if TYPE_CHECKING:
     from batchwright.buffer.reads import Reads
 
-__all__ = ["EXAMPLES", "SUMMARY", "add_arguments", "run"]
-
 SUMMARY = "what is in a store or a buffer, or what a plan is"
 
 EXAMPLES = """\

@@ -25,8 +25,6 @@ from batchwright.cli.values import add_settings, count, is_buffer, refuse_settin
 if TYPE_CHECKING:
     from batchwright.store.stream import TokenStream
 
-__all__ = ["EXAMPLES", "SUMMARY", "add_arguments", "run"]
-
 Found = tuple[int, "TokenStream", int]
 """(number of a document in its store, its stream, its number there)."""
 _OF_DOCUMENTS = {"--split", "--loss", "--no-end-of-turn"}

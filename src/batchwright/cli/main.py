@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 from batchwright import __version__
 from batchwright.base.errors import BatchwrightError
 
-__all__ = ["VERBS", "Parser", "main"]
+__all__ = ["main"]
 
 OK, CHECK_FAILED, BAD_INPUT, BUG, INTERRUPTED, READER_GONE = 0, 1, 2, 70, 130, 141
 

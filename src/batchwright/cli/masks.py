@@ -17,11 +17,6 @@ from batchwright.prepare.chat.spans import LossPolicy
 from batchwright.store.plans import streams_for_plan
 from batchwright.store.stream import TokenStream
 
-__all__ = [
-    *("DocumentRow", "batch_of_documents", "batch_of_step", "default_loss", "rows_of_conversation"),
-    "rows_of_document",
-]
-
 _SIDES = ("chosen", "rejected")
 
 

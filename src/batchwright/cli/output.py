@@ -16,11 +16,6 @@ if TYPE_CHECKING:
     from batchwright.batches.types import TraceRecord
     from batchwright.store import Store
 
-__all__ = [
-    *("add_json", "indented", "limited", "lines_in_words", "number", "percent", "piece_in_words"),
-    *("print_damage", "print_facts", "print_json", "printable", "store_facts", "table"),
-]
-
 
 def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object on stdout, and nothing else there")

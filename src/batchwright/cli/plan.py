@@ -28,8 +28,6 @@ from batchwright.base.errors import PlanError, SpecError
 from batchwright.cli.output import add_json, number, print_facts, printable, table
 from batchwright.cli.values import add_settings, count, named_store, refuse_settings, settings_given
 
-__all__ = ["EXAMPLES", "SUMMARY", "add_arguments", "run"]
-
 SUMMARY = "epochs, shares, tokens and steps of a run, before it starts"
 
 EXAMPLES = """\

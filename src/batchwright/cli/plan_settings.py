@@ -20,8 +20,6 @@ from batchwright.order.split import Cut
 from batchwright.store import Store
 from batchwright.store.plans import with_places
 
-__all__ = ["holds_conversations", "plan_of_settings"]
-
 _OF_CONVERSATIONS = ("max_length", "loss", "truncation")
 _OF_TEXT = ("chunk_size", "lanes", "recut")
 _INSTEAD = {"chunk_size": "--max-length 2048", "max_length": "--chunk-size 2048"}

@@ -22,11 +22,6 @@ from batchwright.order.split import Cut, step_of_position
 from batchwright.order.sweep import MixLeg
 from batchwright.store import TokenStream
 
-__all__ = [
-    *("AmendmentSummary", "CapSummary", "DocumentsSummary", "PlanSummary", "SourceSummary", "StretchSummary"),
-    "summarize",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class DocumentsSummary:

@@ -17,8 +17,6 @@ from batchwright.order.plan_text import MANY_EPOCHS, after_cap, place_in_words
 from batchwright.store import TokenStream
 from batchwright.store.plans import streams_for_plan
 
-__all__ = ["describe", "render"]
-
 _SOURCES_SHOWN = 6
 _MIXES_SHOWN = 8
 

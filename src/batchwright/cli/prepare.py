@@ -19,8 +19,6 @@ from pathlib import Path
 from batchwright.base.errors import WorkerError
 from batchwright.base.words import counted
 
-__all__ = ["EXAMPLES", "SUMMARY", "TAKES_SETTINGS", "add_arguments", "find_modules_here", "run"]
-
 SUMMARY = "make batches for a trainer, as many as it needs"
 
 EXAMPLES = """\

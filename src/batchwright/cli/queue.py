@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from batchwright.queue.purge import Purged
     from batchwright.queue.status import Verified
 
-__all__ = ["EXAMPLES", "SUMMARY", "add_arguments", "run"]
-
 SUMMARY = "what is in a queue and who works on it; check it, or remove it"
 
 EXAMPLES = """\

@@ -20,8 +20,6 @@ from batchwright.base.words import bytes_in_words, counted, listed, truncated
 from batchwright.cli.output import add_json, limited, print_facts, printable
 from batchwright.cli.values import whole_number
 
-__all__ = ["EXAMPLES", "SUMMARY", "add_arguments", "run"]
-
 SUMMARY = "the state of every prompt of a rollout log, or the history of one"
 
 EXAMPLES = """\

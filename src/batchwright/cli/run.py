@@ -25,8 +25,6 @@ from batchwright.cli.prepare import ACCEPT_CHANGE, find_modules_here
 from batchwright.cli.train import trainer_of
 from batchwright.cli.values import count
 
-__all__ = ["EXAMPLES", "SUMMARY", "TAKES_SETTINGS", "add_arguments", "run"]
-
 SUMMARY = "prepare and train together: one command, one Ctrl-C"
 
 EXAMPLES = """\

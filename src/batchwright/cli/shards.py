@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from batchwright.columns.shard import Schema
     from batchwright.pool.convert import Conversion
 
-__all__ = ["EXAMPLES", "SUMMARY", "add_arguments", "run"]
-
 SUMMARY = "list shards of positions, or convert them to a format that is fast to read"
 
 EXAMPLES = """\

@@ -16,8 +16,6 @@ from batchwright.base.words import counted
 from batchwright.cli.output import add_json, piece_in_words, print_json, printable
 from batchwright.cli.values import add_plan, count, whole_number
 
-__all__ = ["EXAMPLES", "SUMMARY", "add_arguments", "run"]
-
 SUMMARY = "a step to its documents, or a document to its steps"
 
 EXAMPLES = """\

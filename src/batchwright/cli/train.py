@@ -21,8 +21,6 @@ from batchwright.cli.prepare import find_modules_here
 if TYPE_CHECKING:
     from batchwright.queue.config import SharedConfig
 
-__all__ = ["EXAMPLES", "SUMMARY", "TAKES_SETTINGS", "add_arguments", "run", "trainer_of"]
-
 SUMMARY = "run the trainer of this folder on the queue of a config"
 
 EXAMPLES = """\

@@ -14,8 +14,6 @@ import batchwright as bw
 from batchwright.cli.output import add_json, print_json
 from batchwright.cli.values import whole_number
 
-__all__ = ["EXAMPLES", "SUMMARY", "add_arguments", "run"]
-
 SUMMARY = "train a tokenizer on raw text"
 
 EXAMPLES = """\

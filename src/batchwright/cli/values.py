@@ -13,12 +13,6 @@ from batchwright.base.errors import SpecError
 from batchwright.base.words import listed, suggest
 from batchwright.batches.settings import SETTINGS, Setting
 
-__all__ = [
-    *("FLAGGED", "WeightsFrom", "add_plan", "add_renames", "add_setting", "add_settings", "add_weights", "count"),
-    *("epochs_of_sources", "flag_of", "is_buffer", "named_store", "number_range", "paths_by_name", "per_source"),
-    *("ramp_to", "refuse_settings", "schedule_of", "settings_given", "weights", "weights_from", "whole_number"),
-]
-
 _MULTIPLES = {"k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
 
 T = TypeVar("T")

@@ -19,8 +19,6 @@ from batchwright.base.words import bytes_in_words, counted
 from batchwright.cli.output import add_json, print_damage, print_facts, print_json
 from batchwright.cli.values import is_buffer
 
-__all__ = ["EXAMPLES", "SUMMARY", "add_arguments", "run"]
-
 SUMMARY = "check every byte of a store or a buffer against its hashes"
 
 EXAMPLES = """\

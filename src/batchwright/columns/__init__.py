@@ -1,3 +1,1 @@
 """Typed columns: schemas, NumPy to and from Arrow, and the files that hold them."""
-
-__all__: list[str] = []

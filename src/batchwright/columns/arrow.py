@@ -18,9 +18,20 @@ from batchwright.base.errors import SourceError
 from batchwright.columns.shard import DAMAGED, Column, Rows, Schema, check_shape, column_error, other_shape, take_rows
 
 __all__ = [
-    *("arrow_to_numpy", "numpy_dtype", "numpy_to_arrow", "tensors_to_numpy"),
-    *("lists_of", "lists_to_arrow", "records_of", "records_to_arrow"),
-    *("column_of", "open_ipc", "open_parquet", "read_schema", "read_table", "to_numpy"),
+    "arrow_to_numpy",
+    "column_of",
+    "lists_of",
+    "lists_to_arrow",
+    "numpy_dtype",
+    "numpy_to_arrow",
+    "open_ipc",
+    "open_parquet",
+    "read_schema",
+    "read_table",
+    "records_of",
+    "records_to_arrow",
+    "tensors_to_numpy",
+    "to_numpy",
 ]
 
 _NUMPY_NAMES = {"halffloat": "float16", "float": "float32", "double": "float64"}

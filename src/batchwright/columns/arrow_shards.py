@@ -39,8 +39,6 @@ from batchwright.columns.shard import (
     row_bytes,
 )
 
-__all__ = ["ArrowShard", "ParquetShard"]
-
 _HELD_BYTES = 8 << 20
 """Bytes of mapped pages that reading may leave in memory, and of booleans that are unpacked at once."""
 _MAGIC = b"ARROW1"

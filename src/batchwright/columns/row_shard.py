@@ -44,8 +44,6 @@ from batchwright.columns.shard import (
     take_rows,
 )
 
-__all__ = ["RowShard", "expected_bytes"]
-
 _CHILD_BYTES = 64 << 20
 """Bytes for an interpreter with NumPy, and for its reading and sending."""
 _GROWTH = {"jsonl": 5, "pickle": 7}
@@ -130,7 +128,8 @@ class Decoded:
     """The columns of a shard, in blocks of rows."""
 
     def __init__(self, file: str, columns: Sequence[str] | None) -> None:
-        self.file, self.columns = file, columns
+        self.file: str = file
+        self.columns: Sequence[str] | None = columns
         self.blocks: dict[str, list[NDArray[Any]]] = {}
         self.starts: list[int] = [0]
         self.schema: Schema = {}

@@ -26,8 +26,15 @@ from batchwright.base.errors import SourceError, SpecError
 from batchwright.base.words import first_line, listed, suggest
 
 __all__ = [
-    *("EXTENSIONS", "ShardReader", "content_mark", "format_of", "open_shard", "peek"),
-    *("Column", "Schema", "row_bytes"),
+    "EXTENSIONS",
+    "Column",
+    "Schema",
+    "ShardReader",
+    "content_mark",
+    "format_of",
+    "open_shard",
+    "peek",
+    "row_bytes",
 ]
 
 Wanted = slice | NDArray[np.int64]

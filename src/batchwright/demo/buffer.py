@@ -19,8 +19,6 @@ import batchwright as bw
 from batchwright.demo.harness import Demo, Report, expect, follow, head, report, reported, say, show_verb
 from batchwright.demo.model import CHECKPOINT, Weights, classified, digest_of, layers, resumed, write_checkpoint
 
-__all__ = ["losses_and_gradients", "main", "pictures", "train"]
-
 ROWS = 4000
 FRESH_ROWS = ROWS // 2
 BATCH_ROWS = 80

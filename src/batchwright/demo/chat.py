@@ -27,8 +27,6 @@ from batchwright.base.errors import SpecError
 from batchwright.demo.harness import COLUMNS, Demo, LiveLine, expect, head, near, printed_by, say
 from batchwright.demo.model import Adam, Weights, new_weights, token_losses_and_gradients
 
-__all__ = ["main"]
-
 BATCH_ROWS = 4
 ROW_TOKENS = 192
 LEARNING_RATE = 0.005

@@ -25,11 +25,6 @@ from batchwright.batches.types import TraceRecord
 from batchwright.cli.main import main as batchwright
 from batchwright.demo import ONE_THREAD
 
-__all__ = [
-    *("COLUMNS", "Demo", "LiveLine", "NotAsExpected", "expect", "follow", "head", "near", "printed_by", "process"),
-    *("report", "reported", "say", "show_pieces", "show_verb"),
-]
-
 COLUMNS = 100
 MARK = "made-by-batchwright-demo.txt"
 _SECONDS_BETWEEN_LINES = 2.0

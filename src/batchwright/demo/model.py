@@ -19,12 +19,6 @@ from numpy.typing import NDArray
 
 from batchwright.base.files import write_whole
 
-__all__ = [
-    *("CHECKPOINT", "Adam", "Checkpoint", "Weights", "classified", "digest_of", "layers", "loss_and_gradients"),
-    *("new_weights", "read_checkpoint", "resumed", "row_losses_and_gradients", "token_losses_and_gradients"),
-    "write_checkpoint",
-]
-
 Weights = dict[str, NDArray[Any]]
 
 CONTEXT_TOKENS = 8

@@ -28,8 +28,6 @@ from batchwright.demo.harness import Demo, Report, expect, follow, head, near, p
 from batchwright.demo.model import CHECKPOINT, digest_of, loss_and_gradients, new_weights, resumed, write_checkpoint
 from batchwright.queue.provider_file import open_provider
 
-__all__ = ["main", "provide", "train"]
-
 NUM_STEPS = 400
 BATCHES_PER_FILE = 40
 CHECKPOINT_STEPS = 60

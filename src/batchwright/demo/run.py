@@ -18,8 +18,6 @@ from batchwright.demo.harness import COLUMNS, Demo, head, near, say, show_pieces
 from batchwright.demo.model import CHECKPOINT, Checkpoint
 from batchwright.demo.train import BATCH_ROWS, ROW_TOKENS, TrainingRun, bake_library, expect_equal, expect_equal_weights
 
-__all__ = ["main"]
-
 
 def _tell(folder: Path, steps: int) -> None:
     checkpoint_steps = steps // 12

@@ -22,8 +22,6 @@ from batchwright.demo.train import TrainingRun, bake_library, expect_equal, kept
 from batchwright.loaders.pretrain import make_plan
 from batchwright.order.plan import Plan
 
-__all__ = ["find_jumps", "main"]
-
 BATCH_ROWS = 2
 ROW_TOKENS = 512
 """Few and long rows: one row of noise is then half of a step, and its loss stands out from that of odd real text."""

@@ -19,11 +19,6 @@ from batchwright.demo import model
 from batchwright.demo.harness import LiveLine, Report, expect, follow, report, say
 from batchwright.demo.model import CHECKPOINT, Checkpoint, digest_of, read_checkpoint, resumed, write_checkpoint
 
-__all__ = [
-    *("BATCH_ROWS", "ROW_TOKENS", "TrainingRun", "bake_library", "expect_equal", "expect_equal_weights"),
-    *("kept_checkpoint", "train"),
-]
-
 BATCH_ROWS = 8
 ROW_TOKENS = 128
 LEARNING_RATE = 0.005

@@ -21,7 +21,7 @@ from batchwright.order.schedule import NEVER
 from batchwright.store.reader import Store
 from batchwright.store.stream import TokenStream
 
-__all__ = ["amend_flow", "amend_plan", "members_to_add"]
+__all__ = ["amend_plan", "members_to_add"]
 
 Spans = tuple[tuple[int, int], ...]
 """(first, last) positions that are skipped."""

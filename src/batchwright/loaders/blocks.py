@@ -26,7 +26,7 @@ from batchwright.order.budget import BLOCK_ROWS
 from batchwright.order.sharding import Share
 from batchwright.order.split import Cut
 
-__all__ = ["BlockBatches", "BlockStream", "CountedBatches", "NumpyBlocks", "PlannedBatches", "borders_of", "tasks_from"]
+__all__ = ["NumpyBlocks", "tasks_from"]
 
 T = TypeVar("T")
 

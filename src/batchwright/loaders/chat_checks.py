@@ -25,16 +25,7 @@ from batchwright.store.stream import TokenStream
 if TYPE_CHECKING:
     from batchwright.loaders.stored import StoreStream
 
-__all__ = [
-    "CheckSettings",
-    "ConversationRows",
-    "Finding",
-    "TemplateFacts",
-    "facts_of",
-    "findings_of",
-    "place_in_words",
-    "refuse_bad",
-]
+__all__ = ["CheckSettings", "Finding", "place_in_words"]
 
 log: logging.Logger = logging.getLogger("batchwright")
 _MOST_LEFT_OUT = 0.05

@@ -18,7 +18,7 @@ from batchwright.loaders.weights import used_names
 from batchwright.store.reader import Store
 from batchwright.typing import CorpusLike, Framework, Packing, PlanLike, Split, TokenizerLike, Truncation, WeightsLike
 
-__all__ = ["ConversationDataLoader", "members_of", "pad_token_of"]
+__all__ = ["members_of"]
 
 log: logging.Logger = logging.getLogger("batchwright")
 

@@ -30,7 +30,7 @@ else:  # type checkers need the default
     B = TypeVar("B")
     B_co = TypeVar("B_co", covariant=True)
 
-__all__ = ["B", "Batches", "DataLoader", "Made", "Making", "Record", "Stream", "UnkeptStream", "state_at"]
+__all__ = ["Made"]
 
 Record = list[list[int]]
 """The record of a run's steps: [[from_step, from_position, rows_per_step], ...]."""

@@ -37,7 +37,7 @@ from batchwright.order.schedule import NEVER
 from batchwright.order.split import step_of_position
 from batchwright.typing import Framework, ProcessGroup, Skip, SourceLike, WeightsLike
 
-__all__ = ["Loader", "asked_of"]
+__all__ = ["Loader"]
 
 log: logging.Logger = logging.getLogger("batchwright")
 

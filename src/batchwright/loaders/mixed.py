@@ -15,7 +15,7 @@ from batchwright.order.plan import Plan
 from batchwright.store.stream import TokenStream
 from batchwright.typing import Framework, PlanLike, SourceLike, Split, WeightsLike
 
-__all__ = ["MixedDataLoader", "plan_mixture"]
+__all__ = ["plan_mixture"]
 
 
 class MixedDataLoader(Loader[TrainingBatch]):

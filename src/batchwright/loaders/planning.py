@@ -32,18 +32,7 @@ from batchwright.store.plans import find_plan, streams_for_plan
 from batchwright.store.reader import Store
 from batchwright.store.stream import TokenStream
 
-__all__ = [
-    "Member",
-    "end_of_mixture",
-    "flatten",
-    "open_plan",
-    "plan_sources",
-    "refuse_ends",
-    "refuse_other_settings",
-    "shuffle_of",
-    "source_of",
-    "without_short",
-]
+__all__ = ["plan_sources"]
 
 _POOL_BYTES = 1 << 30
 """Bytes of tokens in the windows of all sources together, where shuffle="pool" is not given pool_rows."""

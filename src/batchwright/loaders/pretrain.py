@@ -18,7 +18,7 @@ from batchwright.store.reader import Store
 from batchwright.store.stream import TokenStream
 from batchwright.typing import CorpusLike, Framework, Packing, PlanLike, Split, TokenizerLike, WeightsLike
 
-__all__ = ["PretrainDataLoader", "make_plan", "packed_members"]
+__all__ = ["make_plan", "packed_members"]
 
 
 class PretrainDataLoader(Loader[TrainingBatch]):

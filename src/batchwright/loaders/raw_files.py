@@ -16,8 +16,6 @@ from batchwright.prepare.chat.step import Chat, chat
 from batchwright.prepare.tokenize import tokenize
 from batchwright.store.reader import Store
 
-__all__ = ["bake_to_cache", "recipe_of", "recipe_of_conversations"]
-
 log: logging.Logger = logging.getLogger("batchwright")
 
 

@@ -44,8 +44,6 @@ from batchwright.order.sharding import Share
 from batchwright.order.split import Cut
 from batchwright.sources.units import Unit
 
-__all__ = ["RawStream", "open_raw"]
-
 _FIRST_TEXT = 1 << 14
 """Characters tokenised at first: the first batch should not wait for more than it needs. Doubled up to _MOST_TEXT."""
 _MOST_TEXT = 1 << 20

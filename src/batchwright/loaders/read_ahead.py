@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from batchwright.loaders.loader import Loader
     from batchwright.loaders.stored import StoreStream
 
-__all__ = ["start_read_ahead"]
-
 log: logging.Logger = logging.getLogger("batchwright")
 
 _THREAD_NAME = "batchwright-read-ahead"

@@ -35,8 +35,6 @@ from batchwright.rollouts.log.folder import LEDGER_NAME
 from batchwright.store.plans import find_plan, with_state_read
 from batchwright.typing import PlanLike
 
-__all__ = ["RolloutBatches", "RolloutSetStream", "RolloutStream", "open_rollouts"]
-
 _MAX_ARRAYS = 12
 """Arrays of a batch, at most."""
 _LOOKED_UP_ROWS = 4096

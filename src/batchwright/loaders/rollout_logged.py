@@ -32,8 +32,6 @@ from batchwright.rollouts.aligned import RolloutRows
 from batchwright.rollouts.log.groups import Group
 from batchwright.rollouts.log.log import RolloutLog
 
-__all__ = ["LogReader", "LogStream", "open_log"]
-
 logger: logging.Logger = logging.getLogger("batchwright")
 
 _WIDEST = 1 << 31

@@ -23,7 +23,7 @@ from batchwright.order.plan import Plan
 from batchwright.order.sharding import Sharding, Share, sharding_of
 from batchwright.order.split import Cut
 
-__all__ = ["DEFAULT_BATCH", "Run"]
+__all__ = ["DEFAULT_BATCH"]
 
 DEFAULT_BATCH: int = SETTINGS["batch_size"].default
 """Rows of a batch, over all ranks together."""

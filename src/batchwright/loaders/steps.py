@@ -28,18 +28,6 @@ from batchwright.order.split import Cut
 if TYPE_CHECKING:
     from batchwright.loaders.run import Run
 
-__all__ = [
-    "AnyCut",
-    "Budget",
-    "Step",
-    "Steps",
-    "budget_of",
-    "budget_state",
-    "cost_of",
-    "end_without_meaning",
-    "refuse_other_cut",
-]
-
 
 AnyCut = Cut | BudgetCut
 Numbers = NDArray[np.int64]

@@ -41,18 +41,7 @@ from batchwright.store.plans import find_plan, keep_plan, with_places
 from batchwright.store.reader import Store
 from batchwright.store.stream import TokenStream
 
-__all__ = [
-    "StoreStream",
-    "open_flow",
-    "open_samples",
-    "open_stores",
-    "padding_of",
-    "plan_entry",
-    "refuse_conversations",
-    "refuse_other_tokenizer",
-    "spec_of_entry",
-    "store_at",
-]
+__all__ = ["StoreStream", "open_flow", "open_samples", "spec_of_entry"]
 
 log: logging.Logger = logging.getLogger("batchwright")
 

@@ -12,8 +12,6 @@ from batchwright.base.errors import SpecError
 from batchwright.base.words import suggest
 from batchwright.order.plan import Plan, PlanSource, Segments
 
-__all__ = ["Shares", "caps_of", "ramp", "segments_of", "shares_of", "tempered", "used_names"]
-
 Shares = Mapping[str, float | None]
 """The share of each single source in the entry that it belongs to; None where it is an entry itself."""
 

@@ -1,3 +1,1 @@
 """The order of samples: positions only, never data."""
-
-__all__: list[str] = []

@@ -31,7 +31,7 @@ from numpy.typing import ArrayLike, NDArray
 from batchwright.base.errors import SpecError
 from batchwright.base.plugins import Registry, by_value
 
-__all__ = ["Balanced", "Balancing", "Cost", "Imbalance", "balance", "balancing_of", "imbalance", "register_balancing"]
+__all__ = ["Balancing", "balance", "balancing_of", "imbalance", "register_balancing"]
 
 _MOST = 1 << 62
 """Costs times the number of rows stay below: sums, and keys that hold a cost and a row number, fit in 64 bits."""

@@ -18,7 +18,7 @@ from batchwright.base.errors import SpecError
 from batchwright.base.seeds import key_of, mix64
 from batchwright.order.epochs import NEVER, Epochs
 
-__all__ = ["BLOCK_ROWS", "Blocks", "BudgetBatch", "BudgetCut", "block_batches", "cut_block", "refuse_wide_rows"]
+__all__ = ["BLOCK_ROWS", "Blocks", "BudgetCut", "refuse_wide_rows"]
 
 BLOCK_ROWS = 4096
 """Rows that are cut together. More would leave less padding; saved positions depend on it."""

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["NEVER", "Epochs", "Skips"]
+__all__ = ["Epochs", "Skips"]
 
 NEVER = 1 << 62
 """The position of a row that is never given."""

@@ -23,7 +23,7 @@ from batchwright.order.schedule import Draw, Order, Stretch
 from batchwright.order.sweep import MixLeg, OrderChange, Schedule, Size
 from batchwright.order.windows import Windows, WindowShuffle, groups, window_shuffle
 
-__all__ = ["LaneView", "LanedOrder"]
+__all__ = ["LaneView"]
 
 _ENDLESS = (1 << 63) - 1
 

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from batchwright.base.errors import SpecError
 
-__all__ = ["Natural", "Pattern", "build_pattern", "draw_slots", "integer_shares"]
+__all__ = ["draw_slots"]
 
 _FIRST_SLOTS = 1 << 16
 _MOST_SLOTS = 1 << 22

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from batchwright.order.permute import permutation
 
-__all__ = ["Mixing", "MixingReport", "mixing_report"]
+__all__ = ["MixingReport", "mixing_report"]
 
 _SHUFFLED_AT_ONCE = 1 << 20
 """Draws of the perfect shuffle that are computed at once: bounds the memory of the permutation."""

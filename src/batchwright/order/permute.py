@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from batchwright.base.seeds import U64, key_of, mix64, scale_to
 
-__all__ = ["Permutation", "Shuffles", "permutation"]
+__all__ = ["permutation"]
 
 _ROUNDS = 6
 _LARGEST_TABLE = 4096

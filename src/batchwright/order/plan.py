@@ -21,7 +21,7 @@ from batchwright.order.schedule import ORDER_VERSION, Order
 from batchwright.order.sweep import OrderChange
 from batchwright.typing import ShardingLike, Skip, SourceLike, WeightsLike
 
-__all__ = ["Amendment", "Plan", "PlanSource", "State", "with_record"]
+__all__ = ["Amendment", "Plan", "PlanSource", "Run", "Segments", "State", "with_record"]
 
 State = dict[str, Any]
 """{"position", "plan", "steps"}: JSON, tens of bytes, independent of ranks and workers."""

@@ -13,7 +13,7 @@ from batchwright.base.checks import local_path
 from batchwright.base.errors import PlanError
 from batchwright.base.files import home, one_at_a_time, write_whole
 
-__all__ = ["REMEDY", "is_fingerprint", "kept_plans", "plan_home", "read_plan", "record_run", "state_in"]
+__all__ = ["is_fingerprint", "kept_plans", "plan_home", "state_in"]
 
 PLAN_FORMAT = 1
 REMEDY = (

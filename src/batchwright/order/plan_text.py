@@ -13,10 +13,7 @@ from batchwright.order.split import step_of_position
 if TYPE_CHECKING:
     from batchwright.order.plan import Amendment, Plan, PlanSource
 
-__all__ = [
-    *("MANY_EPOCHS", "after_cap", "amendment_in_words", "difference", "place_in_words", "plan_in_words"),
-    "refuse_state",
-]
+__all__ = ["MANY_EPOCHS", "after_cap", "place_in_words", "refuse_state"]
 
 MANY_EPOCHS = 4
 """Text that is read more often than about four times was measured to teach little more (Muennighoff et al. 2023)."""

@@ -20,7 +20,18 @@ from numpy.typing import NDArray
 
 from batchwright.base.seeds import key_of, mix64
 
-__all__ = ["NoRoom", "PoolSize", "Refill", "Refills", "generations", "lane_share", "mixed_in", "num_rows_of", "replay"]
+__all__ = [
+    "Names",
+    "NoRoom",
+    "PoolSize",
+    "Refill",
+    "Refills",
+    "generations",
+    "lane_share",
+    "mixed_in",
+    "refill_key",
+    "replay",
+]
 
 Names = tuple[str | int, ...] | None
 _MIXED_AT_ONCE = 1 << 16

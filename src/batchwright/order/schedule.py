@@ -14,7 +14,7 @@ from batchwright.order.permute import Permutation, Shuffles, permutation
 from batchwright.order.sweep import Binding, MixLeg, OrderChange, Schedule, Size, sweep
 from batchwright.order.windows import Windows, groups, window_shuffle
 
-__all__ = ["NEVER", "ORDER_VERSION", "Draw", "Order", "Stretch"]
+__all__ = ["NEVER", "Draw", "Order", "Stretch"]
 
 ORDER_VERSION = 1
 """Saved positions of running jobs depend on the order: a new algorithm is a new version, never a changed one."""

@@ -12,7 +12,7 @@ from batchwright.base.checks import at_least, one_of
 from batchwright.base.errors import PlanError, SpecError
 from batchwright.order.epochs import NEVER, Epochs
 
-__all__ = ["EPOCH_ENDS", "Cut", "Steps", "position_of_step", "share", "step_of_position"]
+__all__ = ["EPOCH_ENDS", "Cut", "position_of_step", "share", "step_of_position"]
 
 EPOCH_ENDS = ("drop", "short", "pad", "wrap")
 """Ways to treat an epoch's last, partial batch: see `Cut.epoch_end`."""

@@ -20,7 +20,7 @@ from batchwright.base.words import suggest
 from batchwright.order.epochs import NEVER
 from batchwright.order.mix import Natural, Pattern, build_pattern, integer_shares
 
-__all__ = ["Binding", "MixLeg", "OrderChange", "Schedule", "Size", "sweep"]
+__all__ = ["MixLeg"]
 
 _PHASES = 1 << 16
 """Slots among which a leg may begin: those of the shortest patterns."""
@@ -149,7 +149,7 @@ class Sweep:
         self.sizes: list[list[Size]] = [[Size(0, 0, n)] for n in sizes.values()]
         self.caps, self.exhausted, self.num_rows = dict(max_epochs), exhausted, num_rows
         self.weights: Mapping[str, float] | None = None
-        self.is_changed = True
+        self.is_changed: bool = True
         self.joining: dict[str, int] = {}
         self.legs: list[MixLeg] = []
         self.bindings: list[Binding] = []

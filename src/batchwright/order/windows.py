@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from batchwright.order.permute import Permutation, permutation
 
-__all__ = ["WindowShuffle", "Windows", "blocks_for", "groups", "window_shuffle"]
+__all__ = ["blocks_for"]
 
 _BLOCKS_IN_WINDOW = 16
 """Blocks that a window is made of: each is 1/16 of it, and comes from its own place in the epoch."""

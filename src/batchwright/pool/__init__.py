@@ -1,3 +1,1 @@
 """A pool of positions in memory. A thread reads shards ahead and keeps it full."""
-
-__all__: list[str] = []

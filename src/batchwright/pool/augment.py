@@ -31,7 +31,7 @@ from batchwright.base.plugins import Registry, by_value
 from batchwright.base.words import shortened
 from batchwright.pool.symmetries import FACTORS, Symmetry
 
-__all__ = ["Augmentation", "apply", "augmentation_for", "dihedral8", "hex4", "register_augmentation"]
+__all__ = ["dihedral8", "hex4", "register_augmentation"]
 
 Columns = dict[str, NDArray[Any]]
 Function = Callable[[Columns, NDArray[np.int64]], Any]

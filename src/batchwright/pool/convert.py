@@ -31,7 +31,7 @@ from batchwright.columns.arrow import numpy_to_arrow
 from batchwright.columns.shard import Column, Schema, ShardReader, content_mark, open_shard, peek
 from batchwright.pool.shard_files import ShardFile, extension_of, number_of, shards_in
 
-__all__ = ["FORMATS", "Conversion", "ConvertedShard", "ReadingSpeed", "convert"]
+__all__ = ["Conversion", "convert"]
 
 FORMATS = ("npz", "safetensors", "arrow", "parquet")
 

@@ -8,8 +8,6 @@ from typing import Any
 from batchwright.base.machine import anonymous_bytes, available_bytes
 from batchwright.base.words import bytes_in_words
 
-__all__ = ["ENTRY_BYTES", "MachineFull", "MemoryReport", "Needs", "check_machine"]
-
 _CHUNK_BYTES = 2 << 20
 ENTRY_BYTES = 28
 """Bytes per entry: its number in two orders and in the second while it is made (4 each), and its hash while they are

@@ -26,8 +26,6 @@ from batchwright.pool.shards import Columns
 from batchwright.pool.state import Cursor, SavedState, ShardNames, State, state_of
 from batchwright.pool.turns import Process, RunState, lanes_of_rank, next_lane
 
-__all__ = ["Passes", "Transform"]
-
 log: logging.Logger = logging.getLogger("batchwright")
 Transform = Callable[[Columns], Mapping[str, Any]]
 _ROWS_AT_ONCE = 1024

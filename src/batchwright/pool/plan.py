@@ -19,8 +19,6 @@ from batchwright.pool.refilled import RefilledPool, Room
 from batchwright.pool.shards import LaneShards, ShardSet
 from batchwright.pool.state import Cursor, SizeFrom
 
-__all__ = ["PoolPlan", "TracedPosition", "lane_sizes"]
-
 
 def lane_sizes(num_rows: int, lanes: int, factor: int = 1) -> list[int]:
     """The number of entries of an epoch in each lane.

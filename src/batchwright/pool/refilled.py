@@ -31,8 +31,6 @@ from batchwright.order.refills import Names, NoRoom, Refills, mixed_in, refill_k
 from batchwright.pool.memory import ENTRY_BYTES
 from batchwright.pool.shards import Columns, LaneShards
 
-__all__ = ["RecordLayout", "RefilledPool", "Room"]
-
 log: logging.Logger = logging.getLogger("batchwright")
 Records = NDArray[np.void]
 _AHEAD = 0.25

@@ -29,21 +29,7 @@ from batchwright.base.words import counted, listed, shortened, truncated
 from batchwright.columns.shard import EXTENSIONS
 from batchwright.order.mix import draw_slots
 
-__all__ = [
-    "ShardFile",
-    "ShardRange",
-    "ShardSplit",
-    "are_ids",
-    "choose",
-    "discover_and_split_multiple_data",
-    "extension_of",
-    "find_shards",
-    "number_of",
-    "parse_range",
-    "range_text",
-    "shard_sequence",
-    "shards_in",
-]
+__all__ = ["discover_and_split_multiple_data", "shards_in"]
 
 log: logging.Logger = logging.getLogger("batchwright")
 

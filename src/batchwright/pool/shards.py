@@ -21,8 +21,6 @@ from batchwright.columns.shard import Column, Schema, ShardReader, content_mark,
 from batchwright.order.refills import Refill, lane_share
 from batchwright.pool.shard_files import ShardFile
 
-__all__ = ["Columns", "LaneShards", "ShardSet"]
-
 log: logging.Logger = logging.getLogger("batchwright")
 Columns = dict[str, NDArray[Any]]
 

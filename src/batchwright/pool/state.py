@@ -16,8 +16,6 @@ from batchwright.base.words import counted, listed, shortened
 from batchwright.order.refills import PoolSize
 from batchwright.pool.shard_files import ShardFile, parse_range, range_text
 
-__all__ = ["Cursor", "SavedState", "ShardNames", "SizeFrom", "State", "state_of"]
-
 State = dict[str, Any]
 _MARK_DIGITS = 4
 """Digits kept of each shard's mark: enough to say which one changed; the fingerprint says that one did."""

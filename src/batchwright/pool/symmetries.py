@@ -15,8 +15,6 @@ from batchwright.base.errors import SpecError
 from batchwright.base.words import suggest
 from batchwright.columns.shard import Column
 
-__all__ = ["FACTORS", "Symmetry"]
-
 Columns = dict[str, NDArray[Any]]
 
 FACTORS = {"dihedral8": 8, "hex4": 4}

@@ -16,17 +16,6 @@ from batchwright.base.words import counted
 from batchwright.pool.plan import PoolPlan
 from batchwright.pool.state import Cursor
 
-__all__ = [
-    "Process",
-    "RunState",
-    "even_ends",
-    "lanes_of_rank",
-    "lanes_of_worker",
-    "next_lane",
-    "take_turns",
-    "worker_turns",
-]
-
 
 def lanes_of_rank(lanes: int, rank: int, world_size: int) -> list[int]:
     return list(range(rank, lanes, world_size))

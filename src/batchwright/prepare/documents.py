@@ -25,7 +25,7 @@ from batchwright.base.words import counted, half_character_in, listed, suggest
 from batchwright.sources.formats import Format, Malformed
 from batchwright.sources.units import EndOfSpan, Unit, failure_of, read_unit
 
-__all__ = ["BadText", "TextColumn", "read_documents"]
+__all__ = ["TextColumn", "read_documents"]
 
 Row = dict[str, Any]
 _PRINTED = (int, float, decimal.Decimal, datetime.date, datetime.time, datetime.timedelta)
@@ -37,7 +37,8 @@ class BadText(Exception):
 
     def __init__(self, kind: str, reason: str = "") -> None:
         super().__init__(f"{kind}: {reason}" if reason else kind)
-        self.kind, self.reason = kind, reason
+        self.kind: str = kind
+        self.reason: str = reason
 
 
 @dataclass(frozen=True)

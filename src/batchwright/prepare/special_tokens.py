@@ -19,8 +19,6 @@ from numpy.typing import NDArray
 
 from batchwright.base.errors import TokenizerError
 
-__all__ = ["Offsets", "SpecialTokenEncoder", "pairs_of"]
-
 Ids = NDArray[np.uint32]
 Marks = Sequence[tuple[int, str]]
 """(start, name) of the chosen special tokens of a text, in order."""

@@ -23,8 +23,6 @@ from batchwright.base.errors import SpecError
 from batchwright.base.machine import cpu_count
 from batchwright.prepare.tiktoken_proof import DIFFERS, NORMALIZES, Proof, make_encoding, proved_before
 
-__all__ = ["MAX_RUN_CHARACTERS", "FastEncoder", "any_of", "find_proof"]
-
 MAX_RUN_CHARACTERS = 4096
 _SAMPLE_DOCUMENTS, _SAMPLE_CHARACTERS = 64, 1 << 17
 """The size of the sample that a new process encodes both ways: about 0.05 s of `tokenizers`, from many documents."""

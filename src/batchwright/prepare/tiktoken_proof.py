@@ -39,18 +39,6 @@ from batchwright.base.fingerprint import fingerprint, fingerprint_bytes
 from batchwright.prepare.special_tokens import pairs_of
 from batchwright.prepare.token_text import BYTE_OF, bytes_of_tokens, names_of_bytes
 
-__all__ = [
-    "DIFFERS",
-    "NORMALIZES",
-    "Proof",
-    "Unproved",
-    "check_pattern",
-    "classes_of",
-    "make_encoding",
-    "prove",
-    "proved_before",
-]
-
 _PROOF_VERSION = 4
 _CODE_POINTS = 0x110000
 _BYTE_LEVEL_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"

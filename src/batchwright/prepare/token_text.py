@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-__all__ = ["BYTE_OF", "TokenSpelling", "TokenText", "bytes_of_tokens", "names_of_bytes"]
+__all__ = ["TokenSpelling", "TokenText", "bytes_of_tokens"]
 
 _FALLBACK = re.compile("<0x([0-9A-Fa-f]{2})>")
 

@@ -24,7 +24,7 @@ from batchwright.prepare.tokenizers import (
 )
 from batchwright.typing import TokenizerLike
 
-__all__ = ["Tokenize", "checked_ids", "special_in_words", "tokenize", "tokenizer_info"]
+__all__ = ["Tokenize", "special_in_words", "tokenize"]
 
 
 def tokenize(

@@ -22,17 +22,7 @@ from batchwright.prepare.special_tokens import SpecialTokenEncoder
 from batchwright.prepare.tiktoken_encoder import FastEncoder, any_of, find_proof
 from batchwright.prepare.tiktoken_proof import Proof
 
-__all__ = [
-    "WELL_KNOWN_EOS",
-    "BytesTokenizer",
-    "CallableTokenizer",
-    "CharsTokenizer",
-    "JsonTokenizer",
-    "PluginTokenizer",
-    "configured_tokens",
-    "load_tokenizer",
-    "resolve_tokenizer",
-]
+__all__ = ["CharsTokenizer", "JsonTokenizer", "load_tokenizer", "resolve_tokenizer"]
 
 WELL_KNOWN_EOS = (
     *("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>", "<|eos|>", "<|im_end|>", "<|end▁of▁sentence|>"),

@@ -15,7 +15,7 @@ from batchwright.base.checks import at_least
 from batchwright.base.errors import SpecError
 from batchwright.prepare.tokenizers import JsonTokenizer
 
-__all__ = ["PATTERNS", "BpeSettings", "train_bpe"]
+__all__ = ["BpeSettings", "train_bpe"]
 
 PATTERNS = {
     "llama3": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"

@@ -1,3 +1,1 @@
 """A queue of batches between processes. Providers write files of batches into a folder, and trainers read them."""
-
-__all__: list[str] = []

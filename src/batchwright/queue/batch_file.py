@@ -37,8 +37,6 @@ from batchwright.base.memory import ALIGNMENT, BlockPool
 from batchwright.queue.messages import file_in_words
 from batchwright.queue.schema import BatchField, fields_of
 
-__all__ = ["BatchFileWriter", "DamagedFile", "FileFacts", "FileShape", "pooled", "read_batches", "read_facts"]
-
 _MAGIC = b"BATCHWRT"
 _VERSION = 1
 _START = struct.Struct("<8sII")

@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from functools import partial
 
 from batchwright.base.errors import QueueError
+from batchwright.queue.batch_file import FileShape
 from batchwright.queue.claims import Claim, beginning, claim_next, give_back, rewind
 from batchwright.queue.members import Membership
-from batchwright.queue.reading import Arrays, FileShape, LoadedFile, Position, joined
+from batchwright.queue.reading import Arrays, LoadedFile, Position, joined
 from batchwright.queue.streams import RecordedStream, SplitReader, check_shape
-
-__all__ = ["ClaimedStream"]
 
 _TAKES_PER_LOOK = 8
 """The number of batches between two checks for the next file, to read it ahead."""

@@ -24,11 +24,6 @@ from batchwright.queue.members import QueueMember
 from batchwright.queue.ranks import RankProgress, living_ranks, refuse_after_ranks, refuse_beside_ranks
 from batchwright.queue.reading import Position
 
-__all__ = [
-    *("Claim", "beginning", "claim_next", "give_back", "left_off", "quarantine", "read_rows", "return_claims_of_dead"),
-    "rewind",
-]
-
 _ROWS = struct.Struct("<qq")
 
 

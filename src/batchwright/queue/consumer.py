@@ -24,13 +24,14 @@ import msgspec
 from batchwright.base.checks import at_least, local_path, one_of
 from batchwright.base.errors import MissingQueueError, PlanError, QueueError, SpecError
 from batchwright.batches.frameworks import adapter
+from batchwright.queue.batch_file import FileShape
 from batchwright.queue.claimed_stream import ClaimedStream
 from batchwright.queue.folder import QueueFolder
 from batchwright.queue.members import Liveness, Membership
 from batchwright.queue.messages import clear_errors
 from batchwright.queue.meta import Meta, read_meta
 from batchwright.queue.rank_stream import RankStream
-from batchwright.queue.reading import FileShape, Position
+from batchwright.queue.reading import Position
 from batchwright.queue.schema import BatchField, fields_of, is_pair
 from batchwright.queue.settings import is_seconds, wrong
 from batchwright.queue.streams import BatchStream, SplitReader, Waiter, closed

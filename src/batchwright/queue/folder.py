@@ -28,11 +28,6 @@ from batchwright.queue.members import Liveness, QueueMember
 from batchwright.queue.messages import clear_errors
 from batchwright.queue.ranks import RankRecords
 
-__all__ = [
-    *("EXTENSION", "Listing", "QueueFolder", "SplitFolder", "digits_of", "file_name", "number_and_member", "number_of"),
-    *("write_number", "write_text"),
-]
-
 # Names of files, and small files that hold numbers
 
 

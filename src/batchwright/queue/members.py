@@ -35,7 +35,7 @@ from batchwright.queue.meta import Meta, read_meta
 if TYPE_CHECKING:
     from batchwright.queue.folder import QueueFolder
 
-__all__ = ["Activity", "Liveness", "MemberFacts", "Membership", "QueueMember", "place_of", "read_failures"]
+__all__ = ["Liveness"]
 
 _BEATS_PER_LEASE = 6
 _LONGEST_BEAT_SECONDS = 2.0

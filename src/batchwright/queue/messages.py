@@ -11,8 +11,6 @@ from pathlib import Path
 
 from batchwright.base.errors import BatchwrightError, OutOfSpaceError, QueueError
 
-__all__ = ["clear_errors", "deleted", "file_in_words", "is_out_of_space", "purge_command"]
-
 
 def is_out_of_space(error: OSError) -> bool:
     return isinstance(error, OutOfSpaceError) or error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

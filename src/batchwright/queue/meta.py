@@ -17,8 +17,6 @@ from batchwright.base.words import error_in_words, listed
 from batchwright.queue.messages import purge_command
 from batchwright.queue.stamp import Stamp
 
-__all__ = ["Meta", "check_meta", "read_meta", "write_meta"]
-
 _FORMAT = 1
 _OURS = "batchwright"
 

@@ -32,8 +32,6 @@ from batchwright.queue.stamp import differences
 if TYPE_CHECKING:
     from batchwright.queue.provider import DataProviderBase
 
-__all__ = ["UnfinishedFile", "begin", "give_up", "produce", "publish"]
-
 _LEASE_SECONDS = 30.0
 _AFTER_A_FAILURE = (
     "mend sample_batch and start the provider again, with --accept-change where batches were taken already: "

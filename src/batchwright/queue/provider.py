@@ -33,7 +33,7 @@ from batchwright.queue.schema import BatchField, checked, fields_of
 from batchwright.queue.settings import checked_setting, wrong
 from batchwright.queue.stamp import stamp_of
 
-__all__ = ["RESERVED", "DataProviderBase"]
+__all__ = ["DataProviderBase"]
 
 _SPLITS = (("train",), ("val",), ("train", "val"), ("val", "train"))
 

@@ -22,7 +22,7 @@ from batchwright.queue.provider import DataProviderBase
 if TYPE_CHECKING:
     from batchwright.queue.config import SharedConfig
 
-__all__ = ["PROVIDER_FILE", "Fault", "fault_of", "open_provider"]
+__all__ = ["open_provider"]
 
 PROVIDER_FILE = "prepare_streaming.py"
 _MODULE_NAME = "prepare_streaming_of_"

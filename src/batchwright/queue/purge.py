@@ -19,7 +19,7 @@ from batchwright.queue.folder import QueueFolder
 from batchwright.queue.members import Liveness
 from batchwright.queue.status import find_queue, names_of_splits
 
-__all__ = ["Purged", "is_of_a_queue", "purge"]
+__all__ = ["Purged", "purge"]
 
 _PART = r"\.[^/]+\.part"
 _OF_A_SPLIT = (

@@ -13,14 +13,13 @@ from functools import partial
 from pathlib import Path
 
 from batchwright.base.errors import BusyError
+from batchwright.queue.batch_file import FileShape
 from batchwright.queue.claims import beginning, left_off, return_claims_of_dead, rewind
 from batchwright.queue.folder import write_number
 from batchwright.queue.members import Membership
 from batchwright.queue.ranks import RankProgress, living_ranks, names_of_ranks
-from batchwright.queue.reading import Arrays, FileShape, LoadedFile, Position, joined
+from batchwright.queue.reading import Arrays, LoadedFile, Position, joined
 from batchwright.queue.streams import RecordedStream, SplitReader, check_shape
-
-__all__ = ["RankStream"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,15 +22,6 @@ from batchwright.queue.reading import Position
 if TYPE_CHECKING:
     from batchwright.queue.folder import SplitFolder
 
-__all__ = [
-    "RankProgress",
-    "RankRecords",
-    "living_ranks",
-    "names_of_ranks",
-    "refuse_after_ranks",
-    "refuse_beside_ranks",
-]
-
 _RANK = re.compile(r"([0-9]+)-of-([0-9]+)")
 _PLACES = struct.Struct("<qqqq")
 

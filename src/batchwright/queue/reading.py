@@ -17,9 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchwright.base.memory import BlockPool
-from batchwright.queue.batch_file import FileFacts, FileShape, pooled, read_batches
-
-__all__ = ["Arrays", "BatchFileReader", "FileShape", "LoadedFile", "Position", "joined"]
+from batchwright.queue.batch_file import FileFacts, pooled, read_batches
 
 Arrays = list[NDArray[Any]]
 """Rows of a batch, an array for each field of the schema."""

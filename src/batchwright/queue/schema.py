@@ -19,8 +19,6 @@ from numpy.typing import NDArray
 from batchwright.base.errors import SampleError, SourceError, SpecError
 from batchwright.base.words import shortened
 
-__all__ = ["DTYPES", "BatchField", "checked", "fields_of", "is_pair"]
-
 _DTYPES = "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64"
 DTYPES: dict[str, np.dtype] = {name: np.dtype(name) for name in _DTYPES.split()}
 """The types that all frameworks have, and that a file can hold as in memory."""

@@ -8,8 +8,6 @@ from batchwright.base.checks import at_least
 from batchwright.base.errors import SpecError
 from batchwright.base.words import shortened
 
-__all__ = ["SETTINGS", "checked_setting", "is_seconds", "wrong"]
-
 _SMALLEST = {
     "batch_size": 1,
     "block_size": 1,

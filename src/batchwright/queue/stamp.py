@@ -24,8 +24,6 @@ from batchwright.base.errors import SpecError
 from batchwright.base.fingerprint import fingerprint_value, function_fingerprint, is_users
 from batchwright.base.words import shortened
 
-__all__ = ["Stamp", "differences", "normalised", "stamp_of"]
-
 _NOT_DATA = {
     *("batch_size", "batches_per_file", "val_batches", "max_backlog_files", "sleep_seconds"),
     *("verbose", "durable", "data_dir", "seed"),

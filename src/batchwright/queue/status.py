@@ -27,9 +27,7 @@ from batchwright.queue.members import Activity, Liveness, MemberFacts, read_fail
 from batchwright.queue.meta import Meta, read_meta
 from batchwright.queue.schema import BatchField, fields_of
 
-__all__ = [
-    *("FileDamage", "Verified", "find_queue", "names_of_splits", "production_rate", "queue_status", "verify_queue"),
-]
+__all__ = ["Verified", "queue_status", "verify_queue"]
 
 _BEAT_IS_DUE_SECONDS = 3.0
 """A living member has incremented its counter in this time, or, with a short lease, in half of that."""

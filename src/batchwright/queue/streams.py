@@ -16,14 +16,12 @@ from numpy.typing import NDArray
 
 from batchwright.base.errors import NotReadyError, PlanError, QueueError, SpecError
 from batchwright.base.machine import FolderWatch
-from batchwright.queue.batch_file import DamagedFile, read_facts
+from batchwright.queue.batch_file import DamagedFile, FileShape, read_facts
 from batchwright.queue.claims import Claim, quarantine
 from batchwright.queue.folder import EXTENSION, SplitFolder, digits_of
 from batchwright.queue.members import Activity, Membership
 from batchwright.queue.messages import deleted, file_in_words, purge_command
-from batchwright.queue.reading import Arrays, BatchFileReader, FileShape, LoadedFile, Position
-
-__all__ = ["BatchStream", "RecordedStream", "SplitReader", "StreamCounts", "Waiter", "check_shape", "closed"]
+from batchwright.queue.reading import Arrays, BatchFileReader, LoadedFile, Position
 
 T = TypeVar("T")
 

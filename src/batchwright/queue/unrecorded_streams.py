@@ -6,13 +6,12 @@ import contextlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from batchwright.queue.reading import Arrays, FileShape, LoadedFile, Position, joined
+from batchwright.queue.batch_file import FileShape
+from batchwright.queue.reading import Arrays, LoadedFile, Position, joined
 from batchwright.queue.streams import BatchStream, SplitReader, StreamCounts, check_shape
 
 if TYPE_CHECKING:
     from batchwright.queue.provider import DataProviderBase
-
-__all__ = ["InProcessStream", "ValidationStream"]
 
 
 class ValidationStream(BatchStream):

@@ -14,7 +14,7 @@ from batchwright.rl.columns import Rollouts
 from batchwright.rl.dialects import Dialect
 from batchwright.rl.estimate import Advantages, last_trained
 
-__all__ = ["IGNORED", "Moments", "PaddedRollouts", "RolloutRows"]
+__all__ = ["IGNORED", "PaddedRollouts", "RolloutRows"]
 
 Allocate = Callable[[tuple[int, int], Any], NDArray[Any]]
 """(shape, dtype) -> uninitialised memory."""

@@ -20,8 +20,6 @@ from batchwright.rl.columns import offsets
 from batchwright.rollouts.ragged import BadValue, Ragged, ragged_of
 from batchwright.rollouts.sequences import Sequences
 
-__all__ = ["Conversations", "conversations_of"]
-
 T = TypeVar("T")
 
 _REMEDIES = {

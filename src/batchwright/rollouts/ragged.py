@@ -19,20 +19,6 @@ from numpy.typing import NDArray
 from batchwright.base.words import first_line
 from batchwright.rl.columns import cut_rows, offsets
 
-__all__ = [
-    "BadValue",
-    "Ragged",
-    "concatenated",
-    "is_arrow",
-    "is_tensor",
-    "joined",
-    "kind_of_value",
-    "numpy_of",
-    "ragged_of",
-    "scalars",
-    "spread",
-]
-
 _CODES = {"ids": ("i", np.int32), "numbers": ("d", np.float64), "floats": ("f", np.float32), "flags": ("b", np.int8)}
 _KINDS = {"ids": "iu", "numbers": "fiub", "floats": "fiub", "flags": "iub"}
 _WANTED = {"ids": "whole numbers", "numbers": "numbers", "floats": "numbers of 32 bits", "flags": "0s and 1s"}

@@ -16,8 +16,6 @@ from batchwright.rollouts.ragged import BadValue, Ragged, is_arrow, joined, kind
 from batchwright.rollouts.sequences import Encoder, NeedsTokenizer, Sequences, interleave, sequences_of
 from batchwright.rollouts.table import RolloutTable, table_of
 
-__all__ = ["KEYS", "read_rollouts"]
-
 KEYS = (
     *("prompt", "response", "reward", "group", "values", "old_log_probs", "ref_log_probs", "policy_version"),
     *("response_mask", "tools"),

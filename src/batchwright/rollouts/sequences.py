@@ -29,8 +29,6 @@ from batchwright.rollouts.ragged import BadValue, Ragged, concatenated, is_arrow
 if TYPE_CHECKING:
     from batchwright.rollouts.conversations import Conversations
 
-__all__ = ["Encoder", "NeedsTokenizer", "Sequences", "interleave", "sequences_of"]
-
 
 class Sequences(NamedTuple):
     """Prompts and responses of all rows."""

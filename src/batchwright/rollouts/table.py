@@ -20,8 +20,6 @@ from batchwright.sources.listing import InputFile, list_files, looks_like_paths
 from batchwright.sources.memory import table_rows
 from batchwright.sources.units import EndOfSpan, Unit, cut_files, error_of
 
-__all__ = ["RolloutTable", "rows_of_units", "table_of"]
-
 _NEVER_CUT = 1 << 62
 """Bytes of a unit, so that rows count from the start of their file."""
 

@@ -17,8 +17,6 @@ from typing import IO, Any
 from batchwright.base.errors import SourceError
 from batchwright.base.words import first_line
 
-__all__ = ["COMPRESSED", "DecompressionBomb", "is_compressed", "open_raw", "uncompressed_name"]
-
 COMPRESSED = {".gz": "gzip", ".zst": "zstd", ".lz4": "lz4", ".bz2": "bz2", ".xz": "xz"}
 _SHORT = {".tgz": ".gz", ".tzst": ".zst", ".tlz4": ".lz4", ".tbz": ".bz2", ".tbz2": ".bz2", ".txz": ".xz"}
 """Extensions that say tar and a compression at once."""

@@ -29,8 +29,6 @@ from batchwright.sources.formats import (
     too_long,
 )
 
-__all__: list[str] = []
-
 _SKIP_BYTES = 1 << 20
 _DELIMITERS = ",;\t|"
 

@@ -29,7 +29,7 @@ from batchwright.base.plugins import Registry
 from batchwright.base.words import suggest
 from batchwright.sources.compression import COMPRESSED, uncompressed_name
 
-__all__ = ["Format", "Malformed", "format_for", "known_extensions", "known_formats", "register_format"]
+__all__ = ["Format", "Malformed", "format_for", "known_extensions"]
 
 Row = dict[str, Any]
 MAX_ROW_BYTES = 128 << 20

@@ -24,8 +24,6 @@ from batchwright.sources.formats import (
     too_long,
 )
 
-__all__: list[str] = []
-
 _PIECE_BYTES = 1 << 20
 _SPACE = re.compile(r"[ \t\n\r]*")
 _UNSURE = 16

@@ -16,7 +16,7 @@ import msgspec
 from batchwright.base.checks import local_path
 from batchwright.base.errors import SourceError
 
-__all__ = ["InputFile", "check_name", "list_files", "looks_like_paths"]
+__all__ = ["InputFile", "list_files", "looks_like_paths"]
 
 T = TypeVar("T")
 

@@ -10,8 +10,6 @@ import pyarrow as pa
 import xxhash
 from numpy.typing import NDArray
 
-__all__ = ["hash_and_size", "plain_type", "sent_type", "slice_rows", "take_rows", "to_ipc"]
-
 Batches = tuple[list[pa.RecordBatch], NDArray[np.int64]]
 """The record batches of a table, and the number of the first row of each, with that of the end."""
 TypeOf = Callable[[pa.DataType], pa.DataType]

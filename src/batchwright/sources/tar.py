@@ -17,8 +17,6 @@ import msgspec
 
 from batchwright.sources.formats import MAX_ROW_BYTES, Malformed, Row, bad_byte, register_format, too_long
 
-__all__: list[str] = []
-
 _TEXT = ("txt", "text", "md", "html", "htm", "xml", "csv", "tsv", "jsonl", "cls", "transcript")
 _SKIP_BYTES = 1 << 20
 _HEADER_BYTES = 512

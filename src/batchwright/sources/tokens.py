@@ -25,7 +25,7 @@ from batchwright.base.words import first_line
 from batchwright.columns.flat import read_npy_header
 from batchwright.sources.listing import check_name
 
-__all__ = ["FORMATS", "Range", "TokenFile", "TokenScan", "list_token_files", "open_token_file", "token_dtype"]
+__all__ = ["Range", "TokenFile", "TokenScan", "list_token_files", "open_token_file", "token_dtype"]
 
 FORMATS = ("bin", "npy", "megatron", "datatrove")
 _DTYPES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64")
@@ -382,8 +382,12 @@ class TokenScan:
         eos_first: bool = False,
         advance: Callable[[int], None] = lambda num_bytes: None,
     ) -> None:
-        self.file, self.vocab_size, self.eos, self.eos_first = file, vocab_size, eos, eos_first
-        self.content_hash, self.modified_ns = "", 0
+        self.file: TokenFile = file
+        self.vocab_size: int = vocab_size
+        self.eos: int | None = eos
+        self.eos_first: bool = eos_first
+        self.content_hash: str = ""
+        self.modified_ns: int = 0
         """Facts of the whole file, known when all ranges were taken."""
         self.begins_with_eos: bool = False
         self._advance = advance
@@ -404,7 +408,8 @@ class TokenScan:
                 start, row = int(found.ends[-1]), row + len(found.ends) - (not found.is_whole)
             if _identity(os.fstat(raw.fileno())) != before or _identity(os.stat(self.file.path)) != before:
                 raise self._changed()
-        self.content_hash, self.modified_ns = self._digest.hexdigest(), before[1]
+        self.content_hash = self._digest.hexdigest()
+        self.modified_ns = before[1]
 
     def _range(self, raw: BinaryIO, start: int, stop: int, row: int) -> Range:
         is_last, content, at_border = stop == self.file.num_tokens, xxhash.xxh3_128(), None

@@ -22,10 +22,7 @@ from batchwright.sources.compression import DecompressionBomb, is_compressed, op
 from batchwright.sources.formats import Format, Malformed, Row, bad_byte, encoding_fault, format_for, too_long
 from batchwright.sources.memory import TableRows
 
-__all__ = [
-    *("EndOfSpan", "Malformed", "Span", "Unit"),
-    *("cut_files", "cut_rows", "error_of", "failure_of", "place", "read_unit"),
-]
+__all__ = ["EndOfSpan", "Span", "Unit", "cut_files", "cut_rows", "error_of", "failure_of", "place", "read_unit"]
 
 UNIT_BYTES = 64 << 20
 _UNIT_ROWS = 100_000

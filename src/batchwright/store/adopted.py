@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 from batchwright.base.errors import StoreError
 from batchwright.store.layout import REPAIR_ADOPTED
 
-__all__ = ["AdoptedFile", "AdoptedRange", "path_beside"]
-
 
 @dataclass(frozen=True, slots=True)
 class AdoptedFile:

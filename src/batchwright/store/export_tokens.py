@@ -27,7 +27,7 @@ from batchwright.store.reader import Store, open_store
 from batchwright.store.stream import TokenStream
 from batchwright.typing import StoreLike
 
-__all__ = ["FORMATS", "export"]
+__all__ = ["export"]
 
 log: logging.Logger = logging.getLogger("batchwright")
 

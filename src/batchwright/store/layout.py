@@ -41,8 +41,18 @@ from batchwright.base.files import inside, is_part, write_whole
 from batchwright.base.fingerprint import fingerprint
 
 __all__ = [
-    *("Manifest", "REBAKE", "Shard", "check_source_name", "content_digest", "current_version"),
-    *("is_adopted", "is_store", "mark_as_store", "point_to", "refuse_other_folders", "version_folder"),
+    "REBAKE",
+    "Manifest",
+    "Shard",
+    "check_source_name",
+    "content_digest",
+    "current_version",
+    "is_adopted",
+    "is_store",
+    "mark_as_store",
+    "point_to",
+    "refuse_other_folders",
+    "version_folder",
 ]
 
 POINTER = "batchwright.json"

@@ -21,7 +21,7 @@ from batchwright.store.adopted import AdoptedFile, AdoptedRange
 from batchwright.store.layout import Manifest, current_version, is_adopted, version_folder
 from batchwright.store.stream import MappedShard, StoredDocument, TokenStream, check_shard_file
 
-__all__ = ["Store", "open_store"]
+__all__ = ["Store"]
 
 
 def open_store(path: str | os.PathLike[str], *, version: str | None = None, verify: bool = False) -> Store:

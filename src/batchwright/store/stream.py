@@ -21,7 +21,7 @@ from batchwright.store.layout import StreamInfo, content_digest, stream_fingerpr
 if TYPE_CHECKING:
     from batchwright.store.reader import Store
 
-__all__ = ["MappedShard", "Spans", "StoredDocument", "TokenStream"]
+__all__ = ["MappedShard", "StoredDocument", "TokenStream"]
 
 Spans = tuple[NDArray[Any], dict[str, NDArray[Any]]]
 """(the start of each document's spans, and the end of the last; the fields of all spans)."""

@@ -46,7 +46,9 @@ class TextsWriter:
     """
 
     def __init__(self, folder: Path, num_documents: int) -> None:
-        self.folder, self.num_documents, self.added = folder, num_documents, 0
+        self.folder: Path = folder
+        self.num_documents: int = num_documents
+        self.added: int = 0
         self._bits = min(max(num_documents - 1, 0) // _SORTED_AT_ONCE, _MAX_BUCKETS - 1).bit_length()
         number = np.uint32 if num_documents <= 1 << 32 else np.uint64
         self._record = np.dtype([("high", np.uint64), ("low", np.uint64), ("document", number)])

@@ -23,7 +23,7 @@ from batchwright.store.layout import REBAKE, Manifest, current_version, stream_f
 from batchwright.store.reader import Store
 from batchwright.store.stream import MappedShard
 
-__all__ = ["Damage", "Removal", "collect_garbage", "free_version", "list_versions", "plans_by_version", "verify_store"]
+__all__ = ["Removal", "free_version", "list_versions"]
 
 log: logging.Logger = logging.getLogger("batchwright")
 

@@ -15,7 +15,7 @@ from batchwright.base.fingerprint import fingerprint_bytes, fingerprint_file
 from batchwright.columns.arrow import lists_to_arrow, numpy_to_arrow, records_to_arrow
 from batchwright.store.layout import Manifest, Shard, StreamInfo, stream_fingerprint
 
-__all__ = ["MAX_SHARD_TOKENS", "stream_info", "write_arrow", "write_shard", "write_table", "write_version_tables"]
+__all__ = ["MAX_SHARD_TOKENS", "write_arrow"]
 
 MAX_SHARD_TOKENS = (1 << 31) - 1
 """Arrow list offsets are 32 bit."""

@@ -1,3 +1,1 @@
 """Conversations to tokens with spans: formats, templates, rendering."""
-
-__all__: list[str] = []

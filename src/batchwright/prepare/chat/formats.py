@@ -47,7 +47,7 @@ from batchwright.prepare.chat.messages import (
     what_is,
 )
 
-__all__ = ["FORMATS", "Layout", "detect", "layout_of"]
+__all__ = ["Layout", "detect", "layout_of"]
 
 Row = Mapping[str, Any]
 Conversation = dict[str, Any]

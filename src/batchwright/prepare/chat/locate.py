@@ -17,8 +17,6 @@ from typing import Any, NamedTuple
 
 from batchwright.prepare.chat.messages import ChatError
 
-__all__ = ["Leaf", "Located", "locate", "noncharacter_in", "plain_conversation", "region_between", "tags_of"]
-
 Region = tuple[int, int]
 """Characters [start, stop) of a text."""
 

@@ -10,23 +10,7 @@ import msgspec
 
 from batchwright.base.words import listed, suggest
 
-__all__ = [
-    "LIKELY_ROLES",
-    "MESSAGES_ROLES",
-    "ROLES",
-    "SHAREGPT_ROLES",
-    "ChatError",
-    "Message",
-    "Turns",
-    "at_turn",
-    "check_order",
-    "likely_role",
-    "names_in_words",
-    "read_turns",
-    "text_of",
-    "tools_of",
-    "what_is",
-]
+__all__ = ["LIKELY_ROLES", "MESSAGES_ROLES", "ChatError"]
 
 Message = dict[str, Any]
 
@@ -64,7 +48,10 @@ class ChatError(Exception):
 
     def __init__(self, kind: str, reason: str = "", turn: int | None = None, remedy: str = "") -> None:
         super().__init__(kind, reason, turn, remedy)
-        self.kind, self.reason, self.turn, self.remedy = kind, reason, turn, remedy
+        self.kind: str = kind
+        self.reason: str = reason
+        self.turn: int | None = turn
+        self.remedy: str = remedy
         """`turn` is the number of the message, from 0; None if the fault is not in a single message."""
 
     def __str__(self) -> str:

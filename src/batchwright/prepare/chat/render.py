@@ -33,7 +33,7 @@ from batchwright.prepare.chat.spans import Rendered
 from batchwright.prepare.chat.turns import Markers, find_turns
 from batchwright.prepare.tokenizers import WELL_KNOWN_EOS, configured_tokens
 
-__all__ = ["BUILT_IN", "ChatTemplate", "find_template"]
+__all__ = ["ChatTemplate", "find_template"]
 
 _RULES_VERSION = 1
 """The version of the rules for texts and spans. A new number makes a new dataset."""

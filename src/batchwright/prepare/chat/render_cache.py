@@ -26,8 +26,6 @@ from batchwright.prepare.chat.locate import noncharacter_in
 from batchwright.prepare.chat.sandbox import TemplateEnvironment, own_values
 from batchwright.prepare.chat.spans import Rendered, TextSpan
 
-__all__ = ["LookedInside", "OpaqueEnvironment", "OpaqueText", "RenderCache"]
-
 _MOST_KEPT = 1024
 
 

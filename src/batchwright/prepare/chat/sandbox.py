@@ -30,8 +30,6 @@ from batchwright.base.errors import SpecError
 from batchwright.prepare.chat.locate import tags_of
 from batchwright.prepare.chat.messages import ChatError
 
-__all__ = ["CompiledTemplate", "TemplateEnvironment", "compile_template", "own_values"]
-
 MAX_SECONDS = 0.5
 """CPU time of one render, on top of the time for a long conversation. Real templates take a thousandth of it."""
 MAX_CHARACTERS = 16_000_000

@@ -21,18 +21,7 @@ from numpy.typing import NDArray
 from batchwright.base.errors import SpecError
 from batchwright.base.words import suggest
 
-__all__ = [
-    "END",
-    "ROLES",
-    "SPAN_DTYPE",
-    "TEMPLATE",
-    "TEXT",
-    "Encoded",
-    "LossPolicy",
-    "Rendered",
-    "SpanTable",
-    "TextSpan",
-]
+__all__ = ["END", "ROLES", "SPAN_DTYPE", "TEMPLATE", "TEXT", "Encoded", "LossPolicy", "Rendered", "TextSpan"]
 
 ROLES = ("template", "system", "developer", "user", "assistant", "tool")
 """The roles, by a span's role number. Text with the role "template" belongs to no message."""

@@ -20,8 +20,6 @@ from batchwright.prepare.chat.locate import Leaf, Located, Region
 from batchwright.prepare.chat.messages import ChatError
 from batchwright.prepare.chat.spans import END, ROLES, TEMPLATE, TEXT, Rendered, TextSpan
 
-__all__ = ["Markers", "Prefix", "find_turns", "role_number"]
-
 _ROLE_NUMBERS = {role: number for number, role in enumerate(ROLES) if number} | dict.fromkeys(
     ("function", "ipython", "tool_results", "observation"), ROLES.index("tool")
 )

@@ -38,7 +38,7 @@ from batchwright.base.journal import (
 )
 from batchwright.rollouts.log.ledger import Add
 
-__all__ = ["LEDGER_NAME", "LogFolder", "damage", "host_of"]
+__all__ = ["LEDGER_NAME"]
 
 LEDGER_NAME = "ledger.journal"
 _LOCK = "ledger.lock"

@@ -18,16 +18,7 @@ from batchwright.base.errors import SampleError, StoreError
 from batchwright.base.words import shortened
 from batchwright.rollouts.ragged import is_tensor, numpy_of
 
-__all__ = [
-    "Group",
-    "StoredGroup",
-    "checked_group",
-    "checked_prompt",
-    "columns_of",
-    "decode_group",
-    "encode_group",
-    "prompt_group",
-]
+__all__ = ["Group"]
 
 _FORMAT = 1
 _PER_TOKEN = ("old_log_probs", "ref_log_probs", "values")

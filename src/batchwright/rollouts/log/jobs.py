@@ -19,8 +19,6 @@ from batchwright.rollouts.log.ledger import Add, Begin, Drop, GiveBack, Late, Le
 from batchwright.rollouts.log.shared_ledger import SharedLedger
 from batchwright.rollouts.log.stream import Prompts, rows_of
 
-__all__ = ["Jobs", "PromptJob", "read_answer"]
-
 log: logging.Logger = logging.getLogger("batchwright")
 
 

@@ -23,33 +23,6 @@ import msgspec
 
 from batchwright.base.errors import SampleError
 
-__all__ = [
-    "MOST_AT_ONCE",
-    "Add",
-    "Begin",
-    "Contradiction",
-    "Drop",
-    "Event",
-    "GiveBack",
-    "Late",
-    "Lease",
-    "Ledger",
-    "OpenLease",
-    "Renew",
-    "Take",
-    "accepts",
-    "decide",
-    "decode",
-    "encode",
-    "expired",
-    "failed_attempts",
-    "is_over",
-    "last_group",
-    "num_fresh_left",
-    "to_issue",
-]
-
-
 # Events
 
 

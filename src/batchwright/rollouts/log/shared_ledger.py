@@ -17,8 +17,6 @@ from batchwright.base.journal import Record
 from batchwright.rollouts.log.folder import LogFolder, damage
 from batchwright.rollouts.log.ledger import Begin, Contradiction, Event, Ledger, decode, encode
 
-__all__ = ["SharedLedger", "replayed"]
-
 
 class SharedLedger:
     """Safe to use from several threads; not in a forked child."""

@@ -29,17 +29,6 @@ from batchwright.sources.listing import list_files, looks_like_paths
 from batchwright.sources.memory import table_rows
 from batchwright.sources.units import Unit, cut_files, cut_rows
 
-__all__ = [
-    "Prompts",
-    "Rounds",
-    "first_event",
-    "given_settings",
-    "read_prompts",
-    "refuse_other_stream",
-    "rounds_of",
-    "rows_of",
-]
-
 Row = dict[str, Any]
 
 _DEFAULTS = {"seed": 0, "shuffle": True, "epochs": 1, "samples_per_insert": 1, "round_groups": None}
