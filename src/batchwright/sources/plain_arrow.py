@@ -14,7 +14,6 @@ __all__ = ["hash_and_size", "plain_type", "sent_type", "slice_rows", "take_rows"
 
 Batches = tuple[list[pa.RecordBatch], NDArray[np.int64]]
 """The record batches of a table, and the number of the first row of each, with that of the end."""
-TypeOf = Callable[[pa.DataType], pa.DataType]
 
 
 def slice_rows(schema: pa.Schema, batches: Batches, first: int, last: int) -> pa.Table:
@@ -42,18 +41,18 @@ def take_rows(schema: pa.Schema, batches: Batches, rows: NDArray[np.int64]) -> p
 
 def hash_and_size(table: pa.Table) -> tuple[str, int]:
     """(hash, bytes) of a small table in its plain layout. Part of fingerprints."""
-    sink = _HashingSink()
-    with pa.ipc.new_stream(sink, _schema_as(table.schema, plain_type)) as writer:
-        writer.write(_batch_as(table, plain_type))
+    sink, schema = _HashingSink(), _schema_as(table.schema, plain_type)
+    with pa.ipc.new_stream(sink, schema) as writer:
+        writer.write(_batch_as(table, schema))
     return sink.digest.hexdigest(), sink.num_bytes
 
 
 def to_ipc(tables: Iterable[pa.Table], schema: pa.Schema) -> bytes:
     """Small tables as an Arrow stream, one batch each."""
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, _schema_as(schema, sent_type)) as writer:
+    sink, sent = pa.BufferOutputStream(), _schema_as(schema, sent_type)
+    with pa.ipc.new_stream(sink, sent) as writer:
         for table in tables:
-            writer.write(_batch_as(table, sent_type))
+            writer.write(_batch_as(table, sent))
     data: bytes = sink.getvalue().to_pybytes()
     return data
 
@@ -80,13 +79,12 @@ class _HashingSink:
         self.closed = True
 
 
-def _schema_as(schema: pa.Schema, type_of: TypeOf) -> pa.Schema:
+def _schema_as(schema: pa.Schema, type_of: Callable[[pa.DataType], pa.DataType]) -> pa.Schema:
     return pa.schema([pa.field(field.name, type_of(field.type)) for field in schema])
 
 
-def _batch_as(table: pa.Table, type_of: TypeOf) -> pa.RecordBatch:
+def _batch_as(table: pa.Table, schema: pa.Schema) -> pa.RecordBatch:
     """A small table as one record batch without dictionaries and views, which share memory with other rows."""
-    schema = _schema_as(table.schema, type_of)
     columns = [_plain_column(column, field.type) for column, field in zip(table.columns, schema, strict=True)]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
