@@ -36,7 +36,7 @@ from batchwright.prepare.tokenize import Tokenize
 from batchwright.store.reader import Store
 from batchwright.store.stream import MappedShard
 from batchwright.store.texts import TextHashes, find_texts, texts_by_document
-from batchwright.store.versions import list_versions
+from batchwright.store.versions import list_versions, open_versions
 
 __all__ = ["ReusedUnit", "TokenCache", "UnitPlace", "find_cache", "find_reusable", "remember", "units_table"]
 
@@ -201,14 +201,7 @@ class TokenCache:
 
 def _reopened(places: Iterable[tuple[Path, str]]) -> TokenCache:
     """The cache of another process. A version that was deleted by hand since is left out."""
-    return TokenCache(list(_open_versions(places)))
-
-
-def _open_versions(places: Iterable[tuple[Path, str]]) -> Iterator[Store]:
-    """Versions of stores, without those that cannot be opened."""
-    for path, version in places:
-        with contextlib.suppress(StoreError, OSError):
-            yield Store(path, version=version)
+    return TokenCache(list(open_versions(places)))
 
 
 def _cached_versions(stores: Iterable[Store]) -> Iterator[_CachedVersion]:
@@ -286,7 +279,7 @@ def find_cache(tokenize: Tokenize | Chat, to: Path) -> TokenCache:
         return TokenCache()
     assert isinstance(tokenize, Tokenize)
     stores: dict[tuple[Path, str], Store] = {}
-    own = _open_versions((to, version) for version in list_versions(to))
+    own = open_versions((to, version) for version in list_versions(to))
     for store in itertools.chain(own, _remembered(tokenize)):
         if len(stores) == _MAX_VERSIONS:
             break

@@ -123,7 +123,9 @@ class _UnitDocuments:
             encoded = encode_located(self.job, texts, lambda number: self._place(new[number]))
             for number, tokens in zip(new, encoded, strict=True):
                 if len(tokens) > MAX_SHARD_TOKENS:
-                    raise self._too_long(number, len(tokens))
+                    what = f"a document of {len(tokens):,} tokens: a shard holds at most {MAX_SHARD_TOKENS:,}"
+                    remedy = "cut the document into several, in a step before tokenize"
+                    raise TokenizerError(what, **self.job.place(self._place(number)), remedy=remedy)
                 found[number] = tokens
         return found  # type: ignore[return-value]  # none is missing now
 
@@ -131,11 +133,6 @@ class _UnitDocuments:
         """The place of a document of this batch."""
         number += len(self.tokens)
         return self.unit, self.spans[number], self.rows[number]
-
-    def _too_long(self, number: int, num_tokens: int) -> TokenizerError:
-        what = f"a document of {num_tokens:,} tokens: a shard holds at most {MAX_SHARD_TOKENS:,}"
-        remedy = "cut the document into several, in a step before tokenize"
-        return TokenizerError(what, **self.job.place(self._place(number)), remedy=remedy)
 
     def write(self, path: Path, report: UnitReport) -> None:
         job, count = self.job, len(self.tokens)
