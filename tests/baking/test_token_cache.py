@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import batchwright as bw
+from batchwright.baking import work
 from batchwright.sources import units
 from batchwright.store import collect_garbage
 from batchwright.store.layout import Manifest, sealed
@@ -225,6 +226,21 @@ def test_a_version_that_gc_removed_is_forgotten(counting):
     assert len(entries()) == 2
     collect_garbage(counting.folder / "a.store")
     assert len(counting.bake(WORDS[:30])[0]) == 30
+
+
+@pytest.mark.usefixtures("small_units")
+def test_a_version_that_was_deleted_during_a_bake_is_not_used(counting, first, monkeypatch):
+    find_cache = work.find_cache
+
+    def find_and_delete(*args):
+        cache = find_cache(*args)
+        assert len(cache.stores) == 1
+        shutil.rmtree(first.path)  # before the workers open it
+        return cache
+
+    monkeypatch.setattr(work, "find_cache", find_and_delete)
+    encoded, store = counting.bake(WORDS[:30], workers=2)
+    assert sorted(encoded) == texts_of(store) == sorted(WORDS[:30])
 
 
 def test_a_store_in_whose_place_another_lies_is_forgotten(counting, first):

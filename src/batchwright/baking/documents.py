@@ -25,10 +25,17 @@ class Documents(NamedTuple):
     row: NDArray[Any]
     """The number of each document in the file, or in the span."""
     text: NDArray[Any]
-    num_marks: NDArray[Any]
+    num_marks: NDArray[Any] = np.empty(0, np.int64)
     """The number of spans of each conversation; empty for plain text."""
-    marks: NDArray[Any]
+    marks: NDArray[Any] = np.empty(0, SPAN_DTYPE)
     """The spans of conversations, of SPAN_DTYPE, end to end."""
+
+    def marked(self, starts: NDArray[Any], fields: dict[str, NDArray[Any]]) -> Documents:
+        """The documents with spans: document i has those of [starts[i], starts[i + 1]), given as columns."""
+        marks = np.empty(int(starts[-1] - starts[0]), SPAN_DTYPE)
+        for name in SPAN_DTYPE.names or ():
+            marks[name] = fields[name][starts[0] : starts[-1]]
+        return self._replace(num_marks=np.diff(starts).astype(np.int64), marks=marks)
 
     def only(self, mask: NDArray[np.bool_]) -> Documents:
         """The documents where `mask` is true. No copy if that is all of them."""
@@ -71,14 +78,6 @@ def join_documents(parts: Sequence[Documents]) -> Documents:
 def borders_of(lengths: Any) -> NDArray[np.int64]:
     """The start of each item, and the end of the last, for items of these lengths."""
     return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-
-
-def marks_of(fields: dict[str, NDArray[Any]]) -> NDArray[Any]:
-    """Spans as records, from their columns."""
-    marks = np.empty(len(fields["stop"]), SPAN_DTYPE)
-    for name in SPAN_DTYPE.names or ():
-        marks[name] = fields[name]
-    return marks
 
 
 # Tokens: in memory at first, in unnamed files as they grow. A compressed file is one unit of any size, because it

@@ -33,7 +33,7 @@ from batchwright.base.words import counted
 from batchwright.buffer.buffer import DatasetBuffer
 from batchwright.sources.arrow import FORMATS_WITH_TYPES, columns_of_rows, schema_of_files
 from batchwright.sources.memory import TableRows
-from batchwright.store.layout import is_adopted, is_store
+from batchwright.store.layout import is_store
 from batchwright.store.reader import Store
 
 _EMPTY = "before the first bake"
@@ -152,7 +152,7 @@ def _refuse_other_buffers(to: Path, buffer: DatasetBuffer) -> None:
 def _refuse_other_folders(to: Path) -> None:
     if to.exists() and not to.is_dir():
         raise SpecError(f"{to} is a file", parameter="to", remedy="a new folder, such as to='rows'")
-    if is_store(to) or is_adopted(to):
+    if is_store(to):
         remedy = "recipe.prepare_step(bw.tokenize('bytes')), or a folder of its own for the rows"
         raise SpecError(
             f"{to} is a store of tokens, and this recipe has no tokenize step", parameter="to", remedy=remedy

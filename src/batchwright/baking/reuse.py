@@ -25,19 +25,18 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from batchwright.baking.documents import Documents, marks_of
+from batchwright.baking.documents import Documents
 from batchwright.baking.unit import SPLITS
 from batchwright.baking.unit_rows import UnitReport
 from batchwright.base.errors import StoreError
 from batchwright.base.files import home, write_whole
 from batchwright.base.fingerprint import fingerprint
-from batchwright.prepare.chat.spans import SPAN_DTYPE
 from batchwright.prepare.chat.step import Chat
 from batchwright.prepare.tokenize import Tokenize
 from batchwright.store.reader import Store
 from batchwright.store.stream import MappedShard
 from batchwright.store.texts import TextHashes, find_texts, texts_by_document
-from batchwright.store.versions import list_versions
+from batchwright.store.versions import list_versions, open_versions
 
 # Units
 
@@ -130,25 +129,23 @@ class _OldVersion:
     def documents(self, row: int, side: int) -> Documents:
         """The documents of one split of a unit."""
         name, first, count = self._range(row, side)
-        num_marks, marks = np.empty(0, np.int64), np.empty(0, SPAN_DTYPE)
         if not count:
             empty = np.empty(0, np.int64)
-            return Documents(empty, empty, empty, empty, self._texts[:0], num_marks, marks)
+            return Documents(empty, empty, empty, empty, self._texts[:0])
         last, shard_row = first + count, self.shard_rows[name]
         shard = self.store.undamaged_shard(shard_row)
         assert shard is not None
         offsets = shard.offsets[first : last + 1].astype(np.int64)
         span = np.searchsorted(np.array(self._value("files", row)), shard.file[first:last])
         number = shard.row[first:last] - np.array(self._value("first_rows", row), np.int64)[span]
-        if shard.spans is not None:
-            starts, fields = shard.spans
-            begin, end = int(starts[first]), int(starts[last])
-            num_marks = np.diff(starts[first : last + 1]).astype(np.int64)
-            marks = marks_of({name: values[begin:end] for name, values in fields.items()})
         tokens = shard.tokens[offsets[0] : offsets[-1]]
         first_text = int(self.first_document[shard_row]) + first
         texts = self._texts[first_text : first_text + count]
-        return Documents(tokens, np.diff(offsets), span, number, texts, num_marks, marks)
+        documents = Documents(tokens, np.diff(offsets), span, number, texts)
+        if shard.spans is None:
+            return documents
+        starts, fields = shard.spans
+        return documents.marked(starts[first : last + 1], fields)
 
     def _range(self, row: int, side: int) -> Range:
         shard, first, count = (self._value(f"{SPLITS[side]}_{name}", row) for name in ("shard", "first", "count"))
@@ -178,8 +175,11 @@ class TokenCache:
 
     def __init__(self, stores: Sequence[Store] = ()) -> None:
         self.stores = stores
-        """Open versions, which garbage collection does not remove. Each worker opens them again."""
+        """Open versions, which garbage collection does not remove."""
         self._versions: list[_CachedVersion] | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reopened, ([(store.path, store.version) for store in self.stores],)
 
     def find(self, tokenize: Tokenize, texts: Sequence[str], hashes: TextHashes) -> list[NDArray[Any] | None]:
         """The result of `tokenize.encode` for each text; None for a text that is in no version."""
@@ -195,6 +195,11 @@ class TokenCache:
             version.read(documents[there], missing[there], texts, tokenize, found)
             missing = np.array([number for number in missing.tolist() if found[number] is None], np.int64)
         return found
+
+
+def _reopened(places: Iterable[tuple[Path, str]]) -> TokenCache:
+    """The cache of another process. A version that was deleted by hand since is left out."""
+    return TokenCache(list(open_versions(places)))
 
 
 def _cached_versions(stores: Iterable[Store]) -> Iterator[_CachedVersion]:
@@ -272,18 +277,13 @@ def find_cache(tokenize: Tokenize | Chat, to: Path) -> TokenCache:
         return TokenCache()
     assert isinstance(tokenize, Tokenize)
     stores: dict[tuple[Path, str], Store] = {}
-    for store in itertools.chain(_versions_of(to), _remembered(tokenize)):
+    own = open_versions((to, version) for version in list_versions(to))
+    for store in itertools.chain(own, _remembered(tokenize)):
         if len(stores) == _MAX_VERSIONS:
             break
         if store.manifest.texts_hash and _is_of(store, tokenize):
             stores.setdefault((store.path, store.version), store)
     return TokenCache(list(stores.values()))
-
-
-def _versions_of(to: Path) -> Iterator[Store]:
-    for version in list_versions(to):
-        with contextlib.suppress(StoreError, OSError):
-            yield Store(to, version=version)
 
 
 def _is_of(store: Store, tokenize: Tokenize) -> bool:

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from batchwright.baking.documents import Documents, TokenSpool, borders_of, marks_of
+from batchwright.baking.documents import Documents, TokenSpool, borders_of
 from batchwright.baking.unit_rows import RowAt, RowJob, UnitReport, pass_over, prepared_rows, unchanged_while_read
 from batchwright.base.errors import BatchwrightError, SourceError, TokenizerError
 from batchwright.base.fingerprint import fingerprint_file
@@ -123,7 +123,9 @@ class _UnitDocuments:
             encoded = encode_located(self.job, texts, lambda number: self._place(new[number]))
             for number, tokens in zip(new, encoded, strict=True):
                 if len(tokens) > MAX_SHARD_TOKENS:
-                    raise self._too_long(number, len(tokens))
+                    what = f"a document of {len(tokens):,} tokens: a shard holds at most {MAX_SHARD_TOKENS:,}"
+                    remedy = "cut the document into several, in a step before tokenize"
+                    raise TokenizerError(what, **self.job.place(self._place(number)), remedy=remedy)
                 found[number] = tokens
         return found  # type: ignore[return-value]  # none is missing now
 
@@ -131,11 +133,6 @@ class _UnitDocuments:
         """The place of a document of this batch."""
         number += len(self.tokens)
         return self.unit, self.spans[number], self.rows[number]
-
-    def _too_long(self, number: int, num_tokens: int) -> TokenizerError:
-        what = f"a document of {num_tokens:,} tokens: a shard holds at most {MAX_SHARD_TOKENS:,}"
-        remedy = "cut the document into several, in a step before tokenize"
-        return TokenizerError(what, **self.job.place(self._place(number)), remedy=remedy)
 
     def write(self, path: Path, report: UnitReport) -> None:
         job, count = self.job, len(self.tokens)
@@ -292,10 +289,8 @@ class UnitFile:
         names = ("span", "row", "split", "text_high", "text_low")
         span, row, split, *text = (arrow_to_numpy(batch.column(name)) for name in names)
         lists = batch.column("tokens")
-        num_marks, marks = np.empty(0, np.int64), np.empty(0, SPAN_DTYPE)
-        if "spans" in batch.schema.names:
-            starts, fields = records_of(batch.column("spans"))
-            num_marks, marks = np.diff(starts), marks_of(fields)
         tokens, lengths = arrow_to_numpy(lists.values), np.diff(arrow_to_numpy(lists.offsets))
-        every = Documents(tokens, lengths, span, row, np.stack(text, axis=1), num_marks, marks)
+        every = Documents(tokens, lengths, span, row, np.stack(text, axis=1))
+        if "spans" in batch.schema.names:
+            every = every.marked(*records_of(batch.column("spans")))
         return every.only(split == side)

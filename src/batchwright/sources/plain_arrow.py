@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 Batches = tuple[list[pa.RecordBatch], NDArray[np.int64]]
 """The record batches of a table, and the number of the first row of each, with that of the end."""
-TypeOf = Callable[[pa.DataType], pa.DataType]
 
 
 def slice_rows(schema: pa.Schema, batches: Batches, first: int, last: int) -> pa.Table:
@@ -26,32 +25,41 @@ def slice_rows(schema: pa.Schema, batches: Batches, first: int, last: int) -> pa
 def take_rows(schema: pa.Schema, batches: Batches, rows: NDArray[np.int64]) -> pa.Table:
     """Some rows of a table, by their numbers. Batch by batch: Arrow would join all chunks of a column first."""
     pieces, first_rows = batches
+    takeable = pa.schema([field.with_type(_takeable(field.type)) for field in schema])
     which = np.searchsorted(first_rows, rows, side="right") - 1
     order = np.argsort(which, kind="stable")
     taken = []
     for number in np.unique(which):
         mine = rows[order][which[order] == number]
-        taken.append(pieces[number].take(pa.array(mine - first_rows[number])))
-    together = pa.Table.from_batches(taken, schema=schema)
+        piece = pieces[number]
+        if takeable != schema:
+            piece = _batch_as(pa.Table.from_batches([piece]), takeable)
+        taken.append(piece.take(pa.array(mine - first_rows[number])))
+    together = pa.Table.from_batches(taken, schema=takeable)
     if (np.diff(order) > 0).all():
         return together
     return together.combine_chunks().take(pa.array(np.argsort(order)))
 
 
+def _takeable(kind: pa.DataType) -> pa.DataType:
+    """The type, or the plain type of a view at any depth: polars has views, and Arrow cannot take rows of them."""
+    return plain_type(kind) if "view" in str(kind) else kind
+
+
 def hash_and_size(table: pa.Table) -> tuple[str, int]:
     """(hash, bytes) of a small table in its plain layout. Part of fingerprints."""
-    sink = _HashingSink()
-    with pa.ipc.new_stream(sink, _schema_as(table.schema, plain_type)) as writer:
-        writer.write(_batch_as(table, plain_type))
+    sink, schema = _HashingSink(), _schema_as(table.schema, plain_type)
+    with pa.ipc.new_stream(sink, schema) as writer:
+        writer.write(_batch_as(table, schema))
     return sink.digest.hexdigest(), sink.num_bytes
 
 
 def to_ipc(tables: Iterable[pa.Table], schema: pa.Schema) -> bytes:
     """Small tables as an Arrow stream, one batch each."""
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, _schema_as(schema, sent_type)) as writer:
+    sink, sent = pa.BufferOutputStream(), _schema_as(schema, sent_type)
+    with pa.ipc.new_stream(sink, sent) as writer:
         for table in tables:
-            writer.write(_batch_as(table, sent_type))
+            writer.write(_batch_as(table, sent))
     data: bytes = sink.getvalue().to_pybytes()
     return data
 
@@ -78,13 +86,12 @@ class _HashingSink:
         self.closed = True
 
 
-def _schema_as(schema: pa.Schema, type_of: TypeOf) -> pa.Schema:
+def _schema_as(schema: pa.Schema, type_of: Callable[[pa.DataType], pa.DataType]) -> pa.Schema:
     return pa.schema([pa.field(field.name, type_of(field.type)) for field in schema])
 
 
-def _batch_as(table: pa.Table, type_of: TypeOf) -> pa.RecordBatch:
+def _batch_as(table: pa.Table, schema: pa.Schema) -> pa.RecordBatch:
     """A small table as one record batch without dictionaries and views, which share memory with other rows."""
-    schema = _schema_as(table.schema, type_of)
     columns = [_plain_column(column, field.type) for column, field in zip(table.columns, schema, strict=True)]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 

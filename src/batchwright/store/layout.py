@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +124,7 @@ class Manifest:
     texts_hash: str = ""
     """Empty without such a table: stores of earlier releases, and adopted ones."""
     format: int = STORE_FORMAT
-    made_by: str = field(default="batchwright")
+    made_by: str = "batchwright"
     adopted: bool = False
     """Whether the tokens are in the user's own files, outside the store."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 from collections.abc import Iterator, Mapping
@@ -10,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from batchwright.base.checks import local_path
-from batchwright.base.errors import PlanError, StoreError
+from batchwright.base.errors import PlanError
 from batchwright.order.plan import Plan, PlanSource, with_record
 from batchwright.order.plan_file import is_fingerprint, kept_plans, plan_home, state_in
 from batchwright.store.reader import Store
 from batchwright.store.stream import TokenStream
-from batchwright.store.versions import list_versions, plans_by_version
+from batchwright.store.versions import list_versions, open_versions, plans_by_version
 
 __all__ = ["find_plan", "forget_plan", "keep_plan", "list_plans", "streams_for_plan", "with_places", "with_state_read"]
 
@@ -153,10 +152,8 @@ def _stores(where: Any) -> list[str | os.PathLike[str] | Store]:
 def _candidates(given: list[str | os.PathLike[str] | Store], places: list[Path]) -> Iterator[Store]:
     """The stores given, their older versions, then the stores of the plan's run."""
     yield from (store if isinstance(store, Store) else Store(_root(store)) for store in given)
-    for root in dict.fromkeys([*map(_root, given), *places]):
-        for version in list_versions(root):
-            with contextlib.suppress(StoreError):  # damaged, or removed since: another may have the content
-                yield Store(root, version=version)
+    roots = dict.fromkeys([*map(_root, given), *places])
+    yield from open_versions((root, version) for root in roots for version in list_versions(root))
 
 
 def _with_content(store: Store, source: PlanSource) -> TokenStream | None:

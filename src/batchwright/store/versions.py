@@ -6,8 +6,8 @@ import itertools
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from batchwright.store.layout import REBAKE, Manifest, current_version, stream_f
 from batchwright.store.reader import Store
 from batchwright.store.stream import MappedShard
 
-__all__ = ["Removal", "free_version", "list_versions"]
+__all__ = ["Removal", "free_version", "list_versions", "open_versions"]
 
 log: logging.Logger = logging.getLogger("batchwright")
 
@@ -50,6 +50,13 @@ def list_versions(store: Path) -> list[str]:
     """Complete versions, newest first."""
     manifests = (store / "versions").glob("*/manifest.json")
     return [path.parent.name for path in sorted(manifests, key=lambda path: path.stat().st_mtime, reverse=True)]
+
+
+def open_versions(places: Iterable[tuple[Path, str]]) -> Iterator[Store]:
+    """Versions of stores, as (store, version). A version that is damaged, or was removed since, is left out."""
+    for store, version in places:
+        with suppress(StoreError, OSError):
+            yield Store(store, version=version)
 
 
 def free_version(store: Path, wanted: str, is_same: Callable[[str], bool]) -> str:
