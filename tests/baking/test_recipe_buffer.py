@@ -435,3 +435,11 @@ def test_a_recipe_that_drops_everything_says_why():
     recipe = bw.DatasetRecipe().add_ingredient(numbered(3), name="one", where=lambda row: False)
     with refused(bw.SourceError, dropped="one: 3 not where", remedy="where="):
         bw.bake(recipe, **QUIET)
+
+
+@pytest.mark.parametrize("chosen", [{"quantity": 3}, {"where": lambda row: row["n"] % 2}])
+def test_some_rows_of_a_polars_frame_with_text_are_taken(chosen):
+    frame = pytest.importorskip("polars").DataFrame({"text": list("abcdef"), "words": [["x", "y"]] * 6, "n": range(6)})
+    buffer = bw.bake(bw.DatasetRecipe(seed=1).add_ingredient(frame, **chosen), show_progress=False)
+    assert len(buffer) == 3
+    assert all("abcdef"[row["n"]] == row["text"] and row["words"] == ["x", "y"] for row in buffer)

@@ -386,8 +386,6 @@ class _Crew:
                 raise _RankError(number, f"no answer within {self.timeout_seconds:g} s")
             try:
                 answers.append(rank.receive())
-            except WorkerError as error:
-                raise _RankError(number, error.headline) from error
             except BatchwrightError as error:
                 raise _RankError(number, first_line(error)) from error
             except OSError as error:

@@ -13,7 +13,7 @@ from batchwright.base.checks import at_least, whole_number
 from batchwright.base.errors import PlanError, SpecError, StoreError
 from batchwright.batches.flow import Flow
 from batchwright.loaders.loader import Loader
-from batchwright.loaders.planning import Member, end_of_mixture, flatten, refuse_ends, source_of
+from batchwright.loaders.planning import Member, end_of_mixture, flatten, refuse_caps, refuse_ends, source_of
 from batchwright.loaders.stored import open_flow, refuse_other_tokenizer
 from batchwright.loaders.weights import caps_of, segments_of, shares_of
 from batchwright.order.plan import Amendment, Plan, PlanSource, Segments
@@ -49,9 +49,7 @@ def amend_plan(
             "an amendment that changes nothing", parameter="weights", remedy="weights=, add=, skip=, or another change"
         )
     at = _position(plan, at, skips)
-    members = opened
-    if members is None:
-        members = members_to_add(add, plan)
+    members = opened or members_to_add(add, plan)
     _check_skips(plan, at, skips)
     _check_lanes(plan, add=members, max_epochs=max_epochs, weights=plan.weights is None and weights is not None)
     added = tuple(_added(plan, member) for member in members)
@@ -257,9 +255,8 @@ def _check_lanes(plan: Plan, **asked: Any) -> None:
 
 
 def _check_caps(plan: Plan, at: int, caps: Mapping[str, int], is_mixture: bool) -> None:
-    if caps and not is_mixture:
-        what = "without weights every source is read equally often, so none can be capped"
-        raise SpecError(what, parameter="max_epochs", remedy="weights= too")
+    if not is_mixture:
+        refuse_caps("weights= too", max_epochs=caps)
     given = plan.order.counts(at)
     for source, name in enumerate(plan.order.names):
         if name not in caps or not given[source]:

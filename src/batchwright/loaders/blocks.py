@@ -281,7 +281,7 @@ class CountedBatches(FlowBatches):
         # An uneven sharding may give this rank more rows of a short batch than of a full one. Unused memory is free.
         slot_bytes = max(steps * self.width, self.cut.rows_per_step) * row_bytes + 4096
         tasks = self.tasks(position, most=steps, every=every, stop=stop)
-        for task, block in self._by_processes(tasks, _itself, slot_bytes):
+        for task, block in self._by_processes(tasks, lambda task: task, slot_bytes):
             yield borders_of(task, self.cut), block
 
     def _metadata(self, block: Block, first: int, last: int, after: int, begin: int) -> dict[str, Any]:
@@ -339,10 +339,6 @@ def borders_of(task: Task, cut: Cut) -> Borders:
     afters = skips.positions(live + cut.rows_per_step).tolist()
     afters[-1] = cut.settle(cut.after(begins[-1], 1))  # where an epoch may end
     return list(zip(begins, afters, strict=True))
-
-
-def _itself(task: Task) -> Task:
-    return task
 
 
 def _each(values: Any, times: int) -> Any:

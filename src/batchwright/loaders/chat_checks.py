@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -332,10 +332,10 @@ class TemplateFacts:
     """Ids of the end of a text, and of a turn."""
     markers: Mapping[str, tuple[int, ...]]
     """The markers that the template writes around messages, such as "<|im_start|>", and the ids of each."""
-    special: frozenset[int] = frozenset()
+    special: frozenset[int]
     """Ids that come from template text alone."""
-    bos: tuple[tuple[int, ...], ...] = ()
-    blank: frozenset[int] = frozenset()
+    bos: tuple[tuple[int, ...], ...]
+    blank: frozenset[int]
     """Ids that are only blanks."""
 
 
@@ -344,38 +344,31 @@ def facts_of(info: Mapping[str, Any], tokenizer: Any) -> TemplateFacts:
     chat, name = info["chat"], str(info["name"])
     template, end_of_turn, tokens = str(chat["template"]), chat["end_of_turn"], chat["special_tokens"]
     vocab: dict[str, int] = getattr(tokenizer, "vocab", {})
-    ends = {info.get("eos"), vocab.get(tokens.get("eos_token") or ""), vocab.get(end_of_turn or "")}
-    facts = TemplateFacts(
+    ends: set[Any] = {info.get("eos"), vocab.get(tokens.get("eos_token") or ""), vocab.get(end_of_turn or "")}
+    names: list[str] = []
+    if hasattr(tokenizer, "encode_batch"):
+        names = _markers_of(chat)
+    bos = {tokens.get("bos_token"), *(name for name in _BOS_NAMES if name in vocab)} - {None, ""}
+    encode = _encoder_of(tokenizer)
+    return TemplateFacts(
         template,
         name,
         has_tokens=info["kind"] not in ("bytes", "chars"),
         is_own=template == name or template.startswith(f"{name}:"),
         end_of_turn=end_of_turn,
         has_generation=re.search(r"\{%-?\s*generation\b", chat["source"]) is not None,
-        ends=frozenset(end for end in ends if end is not None),
-        markers={},
-    )
-    encode = _encoder_of(tokenizer)
-    if encode is None:
-        return facts
-    text = _example_text(chat)
-    markers = [*_MARKER.findall(text), *(token for token in tokens.values() if token and token in text)]
-    if end_of_turn:
-        markers.append(end_of_turn)
-    bos = {tokens.get("bos_token"), *(name for name in _BOS_NAMES if name in vocab)}
-    return replace(
-        facts,
-        markers={name: encode(name) for name in dict.fromkeys(markers)},
+        ends=frozenset(ends - {None}),
+        markers={name: encode(name) for name in names},
         special=frozenset(tokenizer.special.values()) if isinstance(tokenizer, JsonTokenizer) else frozenset(),
-        bos=tuple(encode(name) for name in sorted(filter(None, bos))),
+        bos=tuple(encode(name) for name in sorted(bos)),
         blank=frozenset(number for blank in _BLANKS for number in encode(blank)),
     )
 
 
-def _encoder_of(tokenizer: Any) -> Callable[[str], tuple[int, ...]] | None:
-    """A function from text to ids, empty for unknown text. None if a store did not keep the tokenizer."""
+def _encoder_of(tokenizer: Any) -> Callable[[str], tuple[int, ...]]:
+    """A function from text to ids, empty for unknown text, and if a store did not keep the tokenizer."""
     if not hasattr(tokenizer, "encode_batch"):
-        return None
+        return lambda text: ()
     if not isinstance(tokenizer, JsonTokenizer):
         return lambda text: tuple(np.asarray(tokenizer.encode_batch([text])[0]).tolist())
     backend, vocab = tokenizer.backend, tokenizer.vocab
@@ -386,6 +379,15 @@ def _encoder_of(tokenizer: Any) -> Callable[[str], tuple[int, ...]] | None:
         return () if ids == (unknown,) and vocab.get(text) != unknown else ids
 
     return encode
+
+
+def _markers_of(chat: Mapping[str, Any]) -> list[str]:
+    """The markers in an example of the template, and its end of a turn."""
+    text = _example_text(chat)
+    markers = [*_MARKER.findall(text), *(token for token in chat["special_tokens"].values() if token and token in text)]
+    if chat["end_of_turn"]:
+        markers.append(chat["end_of_turn"])
+    return markers
 
 
 def _example_text(chat: Mapping[str, Any]) -> str:

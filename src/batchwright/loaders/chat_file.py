@@ -16,7 +16,7 @@ from batchwright.base.checks import local_path
 from batchwright.base.errors import SpecError, TokenizerError
 from batchwright.base.words import counted
 from batchwright.loaders.chat_checks import CheckSettings, ConversationRows, Finding, facts_of, findings_of
-from batchwright.loaders.conversation import pad_token_of
+from batchwright.loaders.planning import pad_token_of
 from batchwright.prepare.chat.formats import detect
 from batchwright.prepare.chat.messages import ChatError
 from batchwright.prepare.chat.spans import Encoded

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from batchwright.base.errors import SpecError
@@ -12,7 +12,7 @@ from batchwright.batches.samples import SampleRows
 from batchwright.batches.settings import Asked, Batching, Delivery, Fields, Mixture, Scope, Shuffle
 from batchwright.batches.types import TrainingBatch
 from batchwright.loaders.loader import Loader, asked_of
-from batchwright.loaders.planning import Member, open_plan, plan_sources
+from batchwright.loaders.planning import Member, open_plan, pad_of, plan_sources
 from batchwright.loaders.stored import StoreStream, open_stores, store_at
 from batchwright.loaders.weights import used_names
 from batchwright.store.reader import Store
@@ -21,8 +21,6 @@ from batchwright.typing import CorpusLike, Framework, Packing, PlanLike, Split, 
 __all__ = ["members_of"]
 
 log: logging.Logger = logging.getLogger("batchwright")
-
-_PAD_NAMES = ("<|pad|>", "<pad>", "<PAD>", "[PAD]", "<|finetune_right_pad_id|>", "<|endoftext|>")
 
 
 class ConversationDataLoader(Loader[TrainingBatch]):
@@ -102,7 +100,7 @@ def _open(store: Store, plan: PlanLike | None, asked: Asked) -> StoreStream:
     if asked["loss"] is not None:
         meant["loss"] = _policy(asked["loss"])
     if asked["pad"] is not None:
-        meant["pad"] = _pad_of(store, asked["pad"])
+        meant["pad"] = pad_of(store, asked["pad"])
     if asked["truncation"] is not None:
         meant["truncation"] = _stored_truncation(asked["truncation"])
     return open_plan(store, plan, asked, store.names, pad_to="longest", **meant)
@@ -124,7 +122,7 @@ def _log_rows_left_out(stream: StoreStream) -> None:
 def members_of(store: Store, asked: Asked) -> list[Member]:
     """The conversations of a store as members of a plan: all sources, or those that have weights."""
     _refuse_other_length(store, asked)
-    fills = _pad_of(store, asked["pad"])
+    fills = pad_of(store, asked["pad"])
     members = []
     for name in used_names(asked["weights"], store.names):
         stream = store.stream(name, asked.get("split", "train"))
@@ -145,13 +143,6 @@ def _policy(loss: str | Sequence[str]) -> str:
     from batchwright.prepare.chat.spans import LossPolicy  # loaders of plain text do without
 
     return str(LossPolicy.of(loss))
-
-
-def _pad_of(store: Store, pad: int | str | None) -> int:
-    vocab: Mapping[str, int] = {}
-    if not isinstance(pad, int):
-        vocab = getattr(store.tokenizer, "vocab", {})
-    return pad_token_of(store.manifest.tokenizer, vocab, pad)
 
 
 def _stored_truncation(truncation: str) -> str:
@@ -189,31 +180,3 @@ def _store_of(path: Any, tokenizer: Any, chat_template: str | None, asked: Asked
         remedy = "leave out chat_template=, or say it when baking: bw.chat(...)"
         raise SpecError(what, parameter="chat_template", remedy=remedy)
     return store
-
-
-def pad_token_of(tokenizer: Mapping[str, Any], vocab: Mapping[str, int], asked: int | str | None) -> int:
-    """The id that fills up rows. Any id works, because masks come from lengths, but it must be chosen explicitly.
-
-    `tokenizer` is the manifest's entry.
-    """
-    if isinstance(asked, int):
-        if asked < tokenizer["vocab_size"]:
-            return asked
-        raise SpecError(
-            f"pad={asked} is outside the vocabulary of {tokenizer['vocab_size']:,} ids",
-            parameter="pad",
-            remedy="an id of the vocabulary",
-        )
-    if tokenizer["kind"] == "bytes" and asked is None:
-        return int(tokenizer["eos"])
-    names: tuple[Any, ...] = (asked,)
-    what = f"{asked!r} is no token of {tokenizer['name']}"
-    if asked is None:
-        own = tokenizer.get("chat", {}).get("special_tokens", {}).get("pad_token")
-        names, what = (own, *_PAD_NAMES), f"{tokenizer['name']} has no token for padding"
-    found = [vocab[name] for name in names if isinstance(name, str) and name in vocab]
-    if not found:
-        raise SpecError(
-            what, parameter="pad", remedy="pad= with a token or an id; any will do, because masks come from lengths"
-        )
-    return int(found[0])

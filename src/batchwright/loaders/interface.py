@@ -221,7 +221,7 @@ class UnkeptStream(Stream[B]):
     of_another_plan = "open the loader with the settings of that run"
 
     def settings(self) -> dict[str, Any]:
-        """The settings that a state belongs to. "content" names the rows."""
+        """The settings that a state belongs to. "content" (or "log") names the rows."""
         plan = self.plan
         content = plan.sources[0].fingerprint
         return {"content": content, "seed": plan.seed, "shuffle": plan.shuffle, "epoch_end": plan.epoch_end}
@@ -230,17 +230,6 @@ class UnkeptStream(Stream[B]):
     def of_other_content(self, theirs: Mapping[str, Any]) -> PlanError:
         """The error for a state of other rows."""
 
-    def refusal(self, theirs: Mapping[str, Any]) -> PlanError | None:
-        """The error for a state of another plan, with these settings."""
-        for name, mine in self.settings().items():
-            if name == "version" or mine == theirs.get(name):
-                continue
-            if name == "content":
-                return self.of_other_content(theirs)
-            what = f"this state belongs to a loader with {name}={theirs.get(name)!r}, and this one has {mine!r}"
-            return PlanError(what, parameter=name, remedy=self.of_another_plan)
-        return None
-
     def extra_state(self, position: int) -> dict[str, Any]:
         return {self.mark: self.settings()}
 
@@ -248,8 +237,13 @@ class UnkeptStream(Stream[B]):
         theirs = state.get(self.mark)
         if state["plan"] == self.plan.fingerprint or not isinstance(theirs, Mapping):
             return self
-        if refusal := self.refusal(theirs):
-            raise refusal
+        for name, mine in self.settings().items():
+            if name == "version" or mine == theirs.get(name):
+                continue
+            if name in ("content", "log"):
+                raise self.of_other_content(theirs)
+            what = f"this state belongs to a loader with {name}={theirs.get(name)!r}, and this one has {mine!r}"
+            raise PlanError(what, parameter=name, remedy=self.of_another_plan)
         return self
 
     @property

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from batchwright.base.errors import SpecError
 from batchwright.batches.settings import Asked, Batching, Delivery, Fields, Mixture, Scope, Shuffle
 from batchwright.batches.types import TrainingBatch
 from batchwright.loaders.loader import Loader, asked_of
@@ -92,15 +91,10 @@ def _stores_of(source: Any) -> list[Any]:
 
 def plan_mixture(sources: Any, asked: Asked) -> tuple[Plan, dict[str, TokenStream]]:
     """(the plan of a loader with these settings, its streams). No tokens are read and nothing is stored."""
-    pad = asked["pad"]
-    if isinstance(pad, str):
-        raise SpecError(
-            f"pad={pad!r} is no id, and sources may have several tokenizers", parameter="pad", remedy="pad=0"
-        )
     members, shares = flatten(
         sources,
         chunk_size=asked["chunk_size"],
         split=asked.get("split", "train"),
         has_weights=asked["weights"] is not None or asked["temperature"] is not None,
     )
-    return plan_sources(members, asked, shares, pad), {member.name: member.stream for member in members}
+    return plan_sources(members, asked, shares, asked["pad"]), {member.name: member.stream for member in members}

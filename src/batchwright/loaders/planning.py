@@ -36,6 +36,8 @@ __all__ = ["plan_sources"]
 
 _POOL_BYTES = 1 << 30
 """Bytes of tokens in the windows of all sources together, where shuffle="pool" is not given pool_rows."""
+_PAD_NAMES = ("<|pad|>", "<pad>", "<PAD>", "[PAD]", "<|finetune_right_pad_id|>", "<|endoftext|>")
+
 log: logging.Logger = logging.getLogger("batchwright")
 
 
@@ -205,7 +207,7 @@ def plan_sources(members: Sequence[Member], asked: Asked, shares: Shares | None 
     refuse_ends(has_weights, "this loader", "weights=, or epochs=", **ends)
     caps, exhausted = caps_of(asked["max_epochs"], names), asked.get("exhausted", "repeat")
     if not has_weights:
-        _refuse_caps(caps, exhausted)
+        refuse_caps("weights=, or epochs=", max_epochs=caps, exhausted=exhausted != "repeat")
     row_tokens = _row_tokens(members, pad)
     rows = [member.open(seed=seed, recut=recut) for member in members]
     _refuse_pairs_beside_others(members)
@@ -324,11 +326,12 @@ def _segments(members: Sequence[Member], asked: Asked, shares: Shares) -> Segmen
     return segments_of(tempered(sizes, temperature), list(shares))
 
 
-def _refuse_caps(caps: Mapping[str, int], exhausted: str) -> None:
-    for parameter, is_given in (("max_epochs", caps), ("exhausted", exhausted != "repeat")):
-        if is_given:
+def refuse_caps(remedy: str, **given: Any) -> None:
+    """Refuse the given caps of a plan without weights."""
+    for parameter, value in given.items():
+        if value:
             what = "without weights every source is read equally often, so none can be capped"
-            raise SpecError(what, parameter=parameter, remedy="weights=, or epochs=")
+            raise SpecError(what, parameter=parameter, remedy=remedy)
 
 
 def _refuse_pairs_beside_others(members: Sequence[Member]) -> None:
@@ -363,6 +366,39 @@ def _pad(members: Sequence[Member], row_tokens: int, pad: int | None) -> int | N
     return pad
 
 
+def pad_of(store: Store, asked: int | str | None) -> int:
+    """The token that fills up rows of a store."""
+    vocab: Mapping[str, int] = {}
+    if not isinstance(asked, int):
+        vocab = getattr(store.tokenizer, "vocab", {})
+    return pad_token_of(store.manifest.tokenizer, vocab, asked)
+
+
+def pad_token_of(tokenizer: Mapping[str, Any], vocab: Mapping[str, int], asked: int | str | None) -> int:
+    """The id that fills up rows. Any id works, because masks come from lengths, but it must be chosen explicitly.
+
+    `tokenizer` is the manifest's entry. For text, the end of a document is the default.
+    """
+    name = tokenizer["name"]
+    if isinstance(asked, int):
+        if asked < tokenizer["vocab_size"]:
+            return asked
+        what = f"pad={asked} is outside the vocabulary of {tokenizer['vocab_size']:,} ids"
+        raise SpecError(what, parameter="pad", remedy="an id of the vocabulary")
+    if asked is None and ("chat" not in tokenizer or tokenizer["kind"] == "bytes"):
+        return int(tokenizer["eos"] or 0)
+    if asked is not None:
+        names, what = [asked], f"pad={asked!r} is no token of {name}"
+    else:
+        own = tokenizer["chat"]["special_tokens"].get("pad_token")
+        names, what = [own, *_PAD_NAMES], f"{name} has no token for padding"
+    found = [vocab[token] for token in names if token in vocab]
+    if not found:
+        remedy = "pad= with a token or an id; any will do, because masks come from lengths"
+        raise SpecError(what, parameter="pad", remedy=remedy)
+    return int(found[0])
+
+
 def _pool(shuffle: str, pool_rows: int | None, row_bytes: list[int]) -> tuple[int, int] | None:
     """(rows of a block, blocks of a window) of each source. `row_bytes` are the sizes of their rows."""
     if shuffle == "pool":
@@ -378,14 +414,9 @@ def _lanes(asked: Asked, shuffle: str, *, is_capped: bool) -> tuple[int, int] | 
     lanes, rows = asked["lanes"], asked.get("batch_size", SETTINGS["batch_size"].default)
     if lanes is None:
         return None
-    for is_so, what, remedy in (
-        (shuffle != "pool", f"shuffle={shuffle!r}", "shuffle='pool'"),
-        (is_capped, "capped sources", "leave out lanes=, or the caps"),
-    ):
-        if is_so:
-            raise SpecError(
-                f"lanes= is for shuffle='pool' without caps; this has {what}", parameter="lanes", remedy=remedy
-            )
+    if shuffle != "pool" or is_capped:
+        what = f"lanes= is for shuffle='pool' without capped sources; this is shuffle={shuffle!r}"
+        raise SpecError(what, parameter="lanes", remedy="shuffle='pool' without caps, or leave out lanes=")
     if rows % lanes:
         raise SpecError(
             f"batch_size={rows} does not divide by lanes={lanes}",

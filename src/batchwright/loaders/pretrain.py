@@ -10,7 +10,7 @@ from batchwright.batches.settings import SETTINGS, Asked, Batching, Delivery, Fi
 from batchwright.batches.types import TrainingBatch
 from batchwright.loaders.interface import Stream
 from batchwright.loaders.loader import Loader, asked_of
-from batchwright.loaders.planning import Member, open_plan, plan_sources, without_short
+from batchwright.loaders.planning import Member, open_plan, pad_of, plan_sources, without_short
 from batchwright.loaders.stored import StoreStream, open_stores, refuse_conversations, store_at
 from batchwright.loaders.weights import used_names
 from batchwright.order.plan import Plan
@@ -131,15 +131,4 @@ def packed_members(streams: list[TokenStream], asked: Asked) -> list[Member]:
     chunk_size, pad = asked["chunk_size"], asked["pad"]
     rows = RowSpec(chunk_size, asked["packing"], "split")
     not_empty = [stream for stream in streams if stream.num_tokens] or streams[:1]  # its error says that it has no rows
-    return [Member(s.name, s, chunk_size, rows=rows, pad=_pad_of(s.store, pad)) for s in not_empty]
-
-
-def _pad_of(store: Store, asked: int | str | None) -> int:
-    """The token that fills up packed rows. Any token works, because masks come from lengths."""
-    if asked is None:
-        return int(store.manifest.tokenizer["eos"] or 0)
-    if not isinstance(asked, int) or asked >= store.vocab_size:
-        raise SpecError(
-            f"pad={asked!r} is not one of the {store.vocab_size:,} ids", parameter="pad", remedy="another id"
-        )
-    return asked
+    return [Member(s.name, s, chunk_size, rows=rows, pad=pad_of(s.store, pad)) for s in not_empty]

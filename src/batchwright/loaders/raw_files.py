@@ -22,11 +22,7 @@ log: logging.Logger = logging.getLogger("batchwright")
 def recipe_of(path: Any, tokenizer: Any) -> DatasetRecipe:
     """The recipe of raw files and a tokenizer, for streaming and for a cached store alike."""
     if isinstance(path, DatasetRecipe):
-        if isinstance(path.tokenize, Chat):
-            remedy = "ConversationDataLoader, over the recipe"
-            raise SpecError("this recipe makes conversations", parameter="path", remedy=remedy)
-        _refuse_beside_a_recipe(tokenizer=tokenizer)
-        return path
+        return _own(path, is_chat=False, tokenizer=tokenizer)
     _need_tokenizer(tokenizer, "raw files need a tokenizer")
     try:
         return DatasetRecipe().add_ingredient(path).prepare_step(tokenize(tokenizer, append_eos=True))
@@ -41,11 +37,7 @@ def recipe_of_conversations(
 ) -> DatasetRecipe:
     """The recipe of raw conversations and a tokenizer."""
     if isinstance(path, DatasetRecipe):
-        if not isinstance(path.tokenize, Chat):
-            remedy = "PretrainDataLoader, over the recipe"
-            raise SpecError("this recipe makes plain text", parameter="path", remedy=remedy)
-        _refuse_beside_a_recipe(tokenizer=tokenizer, chat_template=chat_template)
-        return path
+        return _own(path, is_chat=True, tokenizer=tokenizer, chat_template=chat_template)
     _need_tokenizer(tokenizer, "raw conversations need a tokenizer")
     step = chat(tokenizer, chat_template, keep_newest=keep_newest)
     return DatasetRecipe().add_ingredient(path, name="conversations").prepare_step(step)
@@ -56,10 +48,17 @@ def _need_tokenizer(tokenizer: Any, why: str) -> None:
         raise SpecError(why, parameter="tokenizer", remedy="tokenizer='tokenizer.json', or 'bytes'")
 
 
-def _refuse_beside_a_recipe(**given: Any) -> None:
-    for name, value in given.items():
+def _own(recipe: DatasetRecipe, *, is_chat: bool, **beside: Any) -> DatasetRecipe:
+    """The user's own recipe, which has its tokenizer and template."""
+    if isinstance(recipe.tokenize, Chat) != is_chat:
+        what, remedy = "this recipe makes conversations", "ConversationDataLoader, over the recipe"
+        if is_chat:
+            what, remedy = "this recipe makes plain text", "PretrainDataLoader, over the recipe"
+        raise SpecError(what, parameter="path", remedy=remedy)
+    for name, value in beside.items():
         if value is not None:
             raise SpecError(f"a recipe has its own {name}", parameter=name, remedy=f"leave {name}= out")
+    return recipe
 
 
 def bake_to_cache(recipe: DatasetRecipe) -> Store:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from batchwright.base.checks import at_least, whole_number
+from batchwright.base.checks import at_least
 from batchwright.base.errors import SpecError
 from batchwright.batches.settings import Asked, Batching, Scope, Shuffle
 from batchwright.batches.types import TrainingBatch
@@ -80,7 +80,7 @@ class RolloutDataLoader(Loader[TrainingBatch]):
         read = partial(read_rollouts, tokenizer=resolved, chat_template=chat_template, vocab_size=vocab_size)
         how: dict[str, Any] = {
             "estimator": compute_advantages,
-            "pad": _pad_of(resolved, asked["pad"]),
+            "pad": at_least(0, pad=asked.get("pad", getattr(resolved, "eos_id", None) or 0)),
             "tokenizer": tokenizer if isinstance(tokenizer, str) and os.path.isfile(tokenizer) else None,
         }
         stream: RolloutStream
@@ -135,10 +135,3 @@ class RolloutDataLoader(Loader[TrainingBatch]):
     def _forget_version(self) -> None:
         if self._log_reader is not None:
             self._log_reader.policy_version = None
-
-
-def _pad_of(tokenizer: Any, asked: int | str | None) -> int:
-    """The id that fills up rows. Any id works, because masks come from lengths."""
-    if asked is None:
-        asked = getattr(tokenizer, "eos_id", None) or 0
-    return whole_number(pad=asked)

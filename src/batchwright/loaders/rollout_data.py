@@ -138,16 +138,29 @@ class RolloutStream(UnkeptStream[TrainingBatch]):
     def widths_of(self, longest: NDArray[np.int64]) -> NDArray[np.int64]:
         return np.maximum(self.padding.widths(longest, self.widest), longest)
 
+    def of_other_content(self, theirs: Mapping[str, Any]) -> PlanError:
+        return PlanError(
+            "this state belongs to other rollouts, or to another log",
+            differs=f"{_content(self.settings())} here, {_content(theirs)} there",
+            remedy="open the loader with the rollouts or the log of that run, or start anew, without the state",
+        )
+
     def settings_to_compare(self) -> dict[str, Any]:
         return {"advantages": str(self.estimator), "pad_to": self.pad_to}
 
 
-def _widest(pad_to: Any, longest: int) -> int:
+def _content(settings: Mapping[str, Any]) -> str:
+    if "log" in settings:
+        return f"the log {str(settings['log'])[:7]}"
+    return f"the rollouts {str(settings.get('content'))[:7]}"
+
+
+def _widest(pad_to: str | int | list[int], longest: int) -> int:
     """Tokens of the widest batch. Rollouts have no maximal length, so `pad_to` holds even if all are shorter."""
-    if isinstance(pad_to, int) and pad_to > 0:
+    if isinstance(pad_to, int):
         return -(-longest // pad_to) * pad_to
-    if isinstance(pad_to, list | tuple):
-        return max([longest, *(width for width in pad_to if isinstance(width, int))])
+    if isinstance(pad_to, list):
+        return max([longest, *pad_to])
     return longest
 
 
@@ -220,27 +233,13 @@ class RolloutSetStream(RolloutStream):
         row = int(self.rows.lengths.argmax())
         return int(self.rows.lengths[row]), {"row": row}
 
-    def refusal(self, theirs: Mapping[str, Any]) -> PlanError | None:
-        if "log" in theirs:
-            what = "this state belongs to a log, and this loader reads a finished set of rollouts"
-            return PlanError(what, remedy="open the loader with the log of that run")
-        return super().refusal(theirs)
-
-    def of_other_content(self, theirs: Mapping[str, Any]) -> PlanError:
-        return PlanError(
-            "this state belongs to other rollouts",
-            differs=f"{self.settings()['content'][:7]} here, {str(theirs.get('content'))[:7]} there",
-            remedy="open the loader with the data of that run, or start anew, without the state",
-        )
-
     def in_words(self, plan: Plan) -> str:
         rollouts = self.rows.rollouts
-        shuffled = f"shuffled by seed {plan.seed}" if plan.shuffle == "global" else "in order"
         groups = "no groups" if rollouts.group is None else counted(len(rollouts.group_names), "group")
         return (
             f"├─ {self.estimator.in_words(self.rows.method)}\n"
             f"└─ {counted(len(rollouts), 'rollout')} of {int(self.rows.lengths.max()):,} tokens at most, {groups}, "
-            f"{shuffled}, content {plan.sources[0].fingerprint[:7]}"
+            f"{self.order_in_words}, content {plan.sources[0].fingerprint[:7]}"
         )
 
 

@@ -98,6 +98,8 @@ def _plan_of_log(log: RolloutLog, epoch_end: str) -> Plan:
 class LogStream(RolloutStream):
     """The rows of a log, without epochs and without a known end. Rows are chosen on request."""
 
+    of_another_plan = "open the loader with the epoch_end= of that run, the only setting of a log's plan"
+
     def __init__(self, plan: Plan, asked: Asked, reader: LogReader, budget: Budget | None, how: dict[str, Any]) -> None:
         super().__init__(plan, asked, _WIDEST, **how)
         self.reader: LogReader = reader
@@ -138,20 +140,10 @@ class LogStream(RolloutStream):
             )
         return super().for_state(state)
 
-    def refusal(self, theirs: Mapping[str, Any]) -> PlanError | None:
-        if "log" in theirs:
-            return self.of_other_content(theirs)
-        what = "this state belongs to a set of rollouts, and this loader reads a log"
-        return PlanError(what, folder=self.log.path, remedy="open the loader with the data of that run")
-
     def of_other_content(self, theirs: Mapping[str, Any]) -> PlanError:
-        mine = self.settings()["log"]
-        return PlanError(
-            "this state belongs to another log" if theirs["log"] != mine else "this state has another epoch_end",
-            folder=self.log.path,
-            differs=f"{mine[:7]} here, {str(theirs['log'])[:7]} there",
-            remedy="open the loader with the log and the settings of that run, or start anew, without the state",
-        )
+        error = super().of_other_content(theirs)
+        error.where["folder"] = self.log.path
+        return error
 
     def in_words(self, plan: Plan) -> str:
         how = self.estimator.in_words(self.reader.method)

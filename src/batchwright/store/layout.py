@@ -47,7 +47,6 @@ __all__ = [
     "check_source_name",
     "content_digest",
     "current_version",
-    "is_adopted",
     "is_store",
     "mark_as_store",
     "point_to",
