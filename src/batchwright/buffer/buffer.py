@@ -262,7 +262,9 @@ class DatasetBuffer(Reads):
         """The number of the next change, and its time in microseconds."""
         return self._table.number + 1, time.time_ns() // 1000
 
-    def _do(self, change: codec.Operation, schema: Schema, columns: Columns) -> None:
+    def _do(
+        self, change: codec.Operation, schema: Schema, columns: Columns, index: NDArray[np.int64] | None = None
+    ) -> None:
         """One change: write it down, then make it. If either fails, the buffer is as it was.
 
         `SetValues` overwrites values. An interrupt (Ctrl-C) then takes effect after it, not in its middle.
@@ -273,12 +275,12 @@ class DatasetBuffer(Reads):
             self._catch_up(disk)
             disk.write(contents, change, schema, columns)
         try:
-            contents.apply(change, schema, columns)
+            contents.apply(change, schema, columns, index)
         except BaseException:
             contents.table.restore(saved)
             contents.kind = kind
             if isinstance(change, codec.SetValues):  # some rows have new values already, and the old ones are gone
-                contents.apply(change, schema, columns)
+                contents.apply(change, schema, columns, index)
             raise
         if disk is not None:
             disk.after_change(contents)
@@ -309,13 +311,14 @@ class DatasetBuffer(Reads):
         with self._lock:
             self._check_writer()
             view = self._table.view()
-            ids = view.ids_at(view.index_of(ids))
+            index = view.index_of(ids)
+            ids = view.ids_at(index)
             refuse_twice(ids, "ids", remedy="ids, at = np.unique(ids, return_index=True), and of the values those [at]")
             if not columns:
                 raise SpecError("set needs a column", parameter="columns", remedy="buffer.set(ids, loss=array)")
-            self._set(ids, columns)
+            self._set(ids, columns, index)
 
-    def _set(self, ids: NDArray[np.int64], values: dict[str, Any]) -> None:
+    def _set(self, ids: NDArray[np.int64], values: dict[str, Any], index: NDArray[np.int64] | None = None) -> None:
         known = self._table.schema
         columns, fields = {}, []
         for name, column in values.items():
@@ -324,7 +327,7 @@ class DatasetBuffer(Reads):
         if not len(ids):
             return
         change = codec.SetValues(*self._next(), codec.encode_ids(ids), b"", None)
-        self._do(change, known.merged(fields), columns)
+        self._do(change, known.merged(fields), columns, index)
 
     def drop(self, ids: Array) -> None:
         """Remove the rows with these ids."""
@@ -336,7 +339,7 @@ class DatasetBuffer(Reads):
             refuse_twice(gone, "ids")
             if not len(gone):
                 return
-            self._do(codec.DropRows(*self._next(), codec.encode_ids(gone)), self._table.schema, {})
+            self._do(codec.DropRows(*self._next(), codec.encode_ids(gone)), self._table.schema, {}, index)
 
     # Versions
 

@@ -145,18 +145,25 @@ class Contents:
 
     # Changes
 
-    def apply(self, change: codec.Operation, schema: Schema, columns: Columns) -> None:
-        """Make a change: now, or again when a journal is read. `columns` are those that it brings."""
+    def apply(
+        self, change: codec.Operation, schema: Schema, columns: Columns, index: NDArray[np.int64] | None = None
+    ) -> None:
+        """Make a change: now, or again when a journal is read. `columns` are those that it brings.
+
+        `index` are the places of its rows, if they are known.
+        """
         table = self.table
+        if index is None and isinstance(change, codec.SetValues | codec.DropRows):
+            index = table.view().index_of(codec.decode_ids(change.ids))
         match change:
             case codec.Append():
                 self._add(change, schema, columns)
             case codec.SetValues():
-                index = table.view().index_of(codec.decode_ids(change.ids))
+                assert index is not None
                 table.begin_change()
                 table.change(index, schema, columns)
             case codec.DropRows():
-                index = table.view().index_of(codec.decode_ids(change.ids))
+                assert index is not None
                 table.begin_change()
                 table.drop(np.sort(index))
             case codec.Rollback():
