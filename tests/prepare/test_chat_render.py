@@ -101,6 +101,10 @@ class TestTemplatesThatPrintWhatIsThere:
         rendered = template_of(CHATML).rendered(said(("user", "a"), ("assistant", "a"), ("user", "a")))
         assert [rendered.text[:start].count("<|im_start|>") for start, _ in rendered.said] == [1, 2, 3]
 
+    def test_a_message_keeps_the_order_of_its_fields(self):
+        messages = [{"content": "Why?", "role": "user"}, {"role": "assistant", "content": "So."}]
+        assert template_of("{{ messages | tojson }}").rendered({"messages": messages}).text == json.dumps(messages)
+
     def test_a_weight_goes_to_all_spans_of_its_message_and_not_into_the_text(self):
         source = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ m.weight }}</s>{% endfor %}"
         rendered = template_of(source).rendered(said(QUESTION, ("assistant", "So.", {"weight": 0.25})))

@@ -160,6 +160,11 @@ def test_a_document_with_an_id_outside_the_vocabulary_is_named_by_file_and_line(
         bake_texts(path, bw.tokenize(lambda text: [len(text)], vocab_size=3))
 
 
+def test_the_vocabulary_for_the_largest_id_of_a_small_type_is_counted_beyond_it(bake_texts):
+    with refused(bw.TokenizerError, "id 255", parameter="vocab_size", remedy="vocab_size=256"):
+        bake_texts(["x"], bw.tokenize(lambda text: np.array([255], np.uint8), vocab_size=200))
+
+
 def test_half_a_surrogate_pair_is_not_utf8_and_is_located(bake_texts):
     with refused(bw.SourceError, "UTF-8", "character 3", file="<memory>", row=1):
         bake_texts(["fine", "bad\ud800"], bw.tokenize("bytes"))

@@ -226,11 +226,12 @@ def checked_ids(lists: Iterable[Any], limit: int) -> tuple[list[NDArray[Any]], N
 def _outside(arrays: Sequence[NDArray[Any]], together: NDArray[Any], limit: int) -> TokenizerError:
     """The error for the first id outside of the vocabulary."""
     at = int(np.flatnonzero((together < 0) | (together >= limit))[0])
+    bad = int(together[at])  # 255 + 1 is 0 in uint8
     remedy = "ids of 0 or more"
-    if together[at] >= 0:
-        remedy = f"vocab_size={together[at] + 1} or more"
+    if bad >= 0:
+        remedy = f"vocab_size={bad + 1} or more"
     return TokenizerError(
-        f"the tokenizer gave id {together[at]}, outside its vocabulary of {limit:,}",
+        f"the tokenizer gave id {bad}, outside its vocabulary of {limit:,}",
         number=int(np.searchsorted(np.cumsum([len(array) for array in arrays]), at, "right")),
         parameter="vocab_size",
         remedy=remedy,

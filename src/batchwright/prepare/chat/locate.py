@@ -83,7 +83,7 @@ def _mapped(conversation: Mapping[str, Any], swap: Swap) -> dict[str, Any]:
 
 def _mapped_message(turn: int, message: Mapping[str, Any], swap: Swap) -> dict[str, Any]:
     if len(message) == 2:  # nearly always
-        return {"role": message["role"], "content": swap(turn, "content", message["content"])}
+        return {**message, "content": swap(turn, "content", message["content"])}
     mapped: dict[str, Any] = {}
     for name, value in message.items():
         match name:
