@@ -385,6 +385,11 @@ def test_what_a_loader_hands_over_knows_its_tokenizer_and_its_roles(settings, tm
     ]
 
 
+def test_a_sample_of_one_token_is_one_token():
+    lines = shown(batch_of("ab[c]x", segment_ids=np.array([[1, 1, 1, 2]])))
+    assert lines[4] == "  -- sample 2: 1 token, 0 trained"
+
+
 def test_whole_documents_side_by_side_are_learned_but_for_their_first_tokens(tmp_path):
     recipe = bw.DatasetRecipe().add_ingredient(["abcd", "xyz"], name="words").prepare_step(bw.tokenize("bytes"))
     bw.bake(recipe, to=tmp_path / "a.store", workers=0, show_progress=False)

@@ -187,6 +187,7 @@ def test_the_answer_ends_with_what_plan_says(stores, plan, succeeds):
         ("PLAN --skip 9-4", "skip=(9, 4)", "skip=(4, 9)"),
         ("PLAN --skip x", "'x'", "--help"),
         ("PLAN --at 80 --add math.store --weights web=1", "math.store", "--add NAME=math.store"),
+        ("PLAN --at 80 --add a=math.store --add a=code.store", "a=code.store", "--add NAME=code.store"),
         ("PLAN --at 80 --add math=math.store", "'math'", "weights="),
         ("PLAN --at 80 --add web=math.store --weights web=1", "source 'web'", "math.store"),
         ("PLAN --at 590 --max-epochs code=1", "source 'code'", "max_epochs={'code': 2}"),

@@ -21,6 +21,12 @@ def test_info_of_a_store_says_what_is_in_it(store, plan, succeeds):
         assert line in text
 
 
+def test_info_names_a_store_as_it_was_named(store, succeeds, monkeypatch):
+    monkeypatch.chdir(store.parent)
+    assert succeeds(f"info {store.name}").out.startswith(f"store {store.name} (")
+    assert succeeds(f"info {store.name} --json").json["store"] == store.name
+
+
 def test_info_as_json_is_the_same_in_numbers(store, plan, succeeds):
     opened, facts = bw.open_store(store), succeeds(f"info {store} --json").json
     assert facts["num_tokens"] == opened.num_tokens == sum(source["num_tokens"] for source in facts["sources"])

@@ -121,6 +121,12 @@ def test_what_cannot_be_answered_says_why(log, batchwright, arguments, said):
     assert said in ran.err
 
 
+@pytest.mark.parametrize(("asked", "remedy"), [("0", "next_prompts issues"), ("--position 0", "take some first")])
+def test_show_of_a_log_where_nothing_happened_yet_says_what_must_come_first(tmp_path, batchwright, asked, remedy):
+    bw.RolloutLog(tmp_path / "log", ["a prompt"], group_size=2).close()
+    assert remedy in batchwright(f"rollouts show {tmp_path}/log {asked}").err
+
+
 def test_a_folder_without_a_log_is_named(tmp_path, batchwright):
     ran = batchwright("rollouts status", str(tmp_path))
     assert ran.code == 2

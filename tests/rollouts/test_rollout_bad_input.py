@@ -426,3 +426,9 @@ def test_what_is_no_rollout_at_all_is_a_type_error(data: Any, says: str, where: 
         read_rollouts(data)
 
     assert isinstance(caught.value, TypeError)
+
+
+def test_a_dict_of_columns_is_told_how_it_becomes_a_table() -> None:
+    with refused(bw.SampleTypeError, "one dict") as caught:
+        read_rollouts({name: [value] for name, value in ROW.items()})
+    assert "pyarrow.table(columns)" in str(caught.value.remedy)

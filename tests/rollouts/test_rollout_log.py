@@ -563,6 +563,15 @@ def test_tensors_are_as_good_as_arrays(log):
     assert group.old_log_probs[1].tolist() == [0, 0, 0]
 
 
+def test_columns_of_arrow_are_as_good_as_lists(log):
+    (job,) = log.next_prompts(1)
+    log.add(job, pa.array([[1, 2], [3]]), pa.chunked_array([[1.0, 0.5]]))
+    log.take(1)
+    (group,) = log.groups(0, 1)
+    assert [response.tolist() for response in group.responses] == [[1, 2], [3]]
+    assert group.rewards == [1.0, 0.5]
+
+
 def test_a_group_gives_rows_that_the_loader_reads(log):
     (job,) = log.next_prompts(1)
     log.add(job, ["a", "b"], [1, 0], policy_version=4)

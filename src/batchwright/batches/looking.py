@@ -277,7 +277,7 @@ def _border(tokens: Sequence[_Token], num_samples: int, origins: Sequence[str]) 
         return origin
     num_tokens = sum(not token.note for token in tokens)
     trained = sum(token.weight != 0 for token in tokens)
-    return f"sample {sample}{origin and ', '}{origin}: {num_tokens:,} tokens, {trained:,} trained"
+    return f"sample {sample}{origin and ', '}{origin}: {counted(num_tokens, 'token')}, {trained:,} trained"
 
 
 def _lines(runs: Sequence[TextRun], role: int) -> Iterator[TextLine]:

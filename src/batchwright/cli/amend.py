@@ -162,7 +162,8 @@ def _to_add(given: list[str] | None) -> dict[str, str]:
         pair = named_store(text)
         if pair is None or pair[0] in added:
             what = f"{text} has no name, or that of another store"
-            raise SpecError(what, parameter="add", remedy=f"--add NAME={text}")
+            path = text if pair is None else pair[1]
+            raise SpecError(what, parameter="add", remedy=f"--add NAME={path}")
         added[pair[0]] = pair[1]
     return added
 

@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> None:
         describe(bw.Plan.load(arguments.store), as_json=arguments.json)
     else:
         store = bw.Store(arguments.store, version=arguments.version)
-        facts = _facts(store, all_files=arguments.files)
+        facts = _facts(store, all_files=arguments.files) | {"store": arguments.store}
         print_facts(facts, _lines(facts), as_json=arguments.json)
 
 

@@ -92,8 +92,8 @@ def _no_rollouts(data: Any) -> SampleTypeError:
     return SampleTypeError(
         f"rollouts are rows, and this is one {type(data).__name__}",
         parameter="rollout_data",
-        remedy="a list of dicts or dataclasses, the path of a JSONL, Parquet or Arrow file, a table, a "
-        "DatasetBuffer or a RolloutLog",
+        remedy="a list of dicts or dataclasses, the path of a JSONL, Parquet or Arrow file, a table such as "
+        "pyarrow.table(columns), a DatasetBuffer or a RolloutLog",
     )
 
 

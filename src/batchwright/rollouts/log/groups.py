@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from batchwright.base.errors import SampleError, StoreError
 from batchwright.base.words import shortened
-from batchwright.rollouts.ragged import is_tensor, numpy_of
+from batchwright.rollouts.ragged import is_arrow, is_tensor, numpy_of
 
 __all__ = ["Group"]
 
@@ -204,7 +204,7 @@ class _GroupCheck:
         if not is_list or getattr(given, "ndim", 1) == 0:
             text = f"{name} must be a list with {self.group_size} items, got {shortened(given, 40)}"
             raise self.fault(name, None, text, _ALL)
-        found = list(given)
+        found = given.to_pylist() if is_arrow(given) else list(given)
         if len(found) != self.group_size:
             raise self.fault(name, None, f"{len(found)} {name} for a group of {self.group_size}", _ALL)
         return found

@@ -111,7 +111,9 @@ def history(path: str | os.PathLike[str], ordinal: int) -> Facts:
                 answer = event
             num_taken = len(ledger.taken)
         if not 0 <= ordinal < ledger.cursor:
-            what, remedy = f"prompt {ordinal:,} was never issued", f"an ordinal below {ledger.cursor:,}"
+            what, remedy = f"prompt {ordinal:,} was never issued", "next_prompts issues the first"
+            if ledger.cursor:
+                remedy = f"an ordinal below {ledger.cursor:,}"
             raise SpecError(what, parameter="ordinal", folder=folder.path, remedy=remedy)
         begin = ledger.first_event
         (epoch,), (row,) = rows_of([ordinal], begin)
@@ -146,7 +148,9 @@ def ordinal_at(path: str | os.PathLike[str], position: int) -> tuple[int, int]:
     rounds = rounds_of(begin)
     num_uses = rounds.num_uses(len(ledger.taken), rules.is_over(ledger))
     if not 0 <= use < num_uses:
-        what, remedy = f"no row was taken at position {position:,}", f"a position below {num_uses * begin.group_size:,}"
+        what, remedy = f"no row was taken at position {position:,}", "take some first"
+        if num_uses:
+            remedy = f"a position below {num_uses * begin.group_size:,}"
         raise SpecError(what, parameter="position", folder=path, remedy=remedy)
     (group,) = rounds.group_of(np.array([use]), rules.last_group(ledger)).tolist()
     return ledger.taken[group].ordinal, response
