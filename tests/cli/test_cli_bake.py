@@ -196,11 +196,12 @@ def test_a_bake_to_nowhere_is_refused(tmp_path, refuses):
         ("recipe = 3", "`recipe`"),
         ("x = 1\nrecipe = 1 / 0", "ZeroDivisionError"),
         ("x = 1\nrecipe = (", "SyntaxError"),
+        ("x = 1\nrecipe = '\udce9'", "SyntaxError"),  # a byte that is not UTF-8
         ("x = 1\nraise SystemExit(0)", "SystemExit"),
     ],
 )
 def test_a_recipe_file_that_gives_no_recipe_is_named(recipe, said, tmp_path, process_refuses):
-    (tmp_path / "recipe.py").write_text(recipe)
+    (tmp_path / "recipe.py").write_bytes(os.fsencode(recipe))
     text = process_refuses("bake recipe.py --workers 0 --to a.store", cwd=tmp_path)
     assert said in text
     assert "recipe.py" in text

@@ -333,6 +333,14 @@ def test_a_few_rows_of_a_large_shard_read_little_of_it(tmp_path: Path, monkeypat
     assert sum(read_bytes) < 20_000
 
 
+def test_a_compressed_arrow_file_with_a_damaged_footer_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "s.arrow"
+    write_ipc(path, as_table(toy()), compression="zstd")
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    with refused(SourceError, "not an Arrow file, or damaged", file=str(path)):
+        read(path)
+
+
 @pytest.mark.parametrize("changed_byte", [0, 9 * 307_200 // 17, -1])
 def test_a_content_mark_tells_a_changed_file_from_a_copy(changed_byte: int, tmp_path: Path) -> None:
     data = bytearray(range(256)) * 1200

@@ -206,3 +206,14 @@ def test_mixed_types_in_a_frame_name_the_column():
 def test_options_are_for_files():
     with refused(bw.SpecError, "in memory", parameter="options"):
         bw.DatasetRecipe().add_ingredient(["a"], options={"delimiter": ";"})
+
+
+def test_a_column_of_mixed_types_whose_name_is_a_number_is_named_so():
+    frame = pd.DataFrame({"text": ["a", "b"], 1: [1, "x"]})
+    with refused(bw.SourceError, "mixed types in column 1", column=1, remedy="frame[1].astype(str)"):
+        table_rows(frame)
+
+
+def test_a_frame_with_whole_numbers_beyond_64_bits_is_refused():
+    with refused(bw.SpecError, "too large", parameter="source"):
+        table_rows(pd.DataFrame({"text": ["a"], "k": [10**30]}))

@@ -10,7 +10,6 @@ import ast
 import importlib.util
 import sys
 import threading
-import tokenize
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -133,10 +132,11 @@ def run_file(module: ModuleType, change: Callable[[ast.Module], ast.Module] = la
     No `__pycache__` is read or written: an edit of the same size in the same second would not count.
     """
     file = str(module.__file__)
-    with tokenize.open(file) as opened:  # in the encoding that it declares
-        text = opened.read()
-    module.__dict__["__source__"] = text  # the text that runs: the file may be edited before it is fingerprinted
-    exec(compile(change(ast.parse(text, file)), file, "exec", dont_inherit=True), module.__dict__)
+    source = Path(file).read_bytes()
+    tree = ast.parse(source, file)  # of bytes: the error of one that is not text has a line
+    # The text that runs: the file may be edited before it is fingerprinted.
+    module.__dict__["__source__"] = importlib.util.decode_source(source)
+    exec(compile(change(tree), file, "exec", dont_inherit=True), module.__dict__)
 
 
 def by_value(rebuild: Callable[..., Any], *arguments: Any, function: Any) -> tuple[Any, ...]:

@@ -139,7 +139,8 @@ class ArrowShard(_ArrowReader):
         most_span = None
         if unpacked:
             most_span = max(1, _HELD_BYTES // unpacked)
-        read_batch = self._batches()
+        with self._refused_if_damaged():
+            read_batch = self._batches()
         batch, number, taken_bytes = None, -1, 0
         for piece in pieces(wanted, self.rows, rows_per_chunk):
             for block, rows in blocks_of(piece, self._starts, most_span):

@@ -66,11 +66,12 @@ def _as_table(source: Any) -> Any:
         if isinstance(source, pa.RecordBatchReader):
             return source.read_all()
         return pa.table(source)
-    except (pa.ArrowException, TypeError, ValueError) as error:
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         what = first_line(error.args[0] if error.args else error)
         mixed = re.search(r"Conversion failed for column (.*) with type", str(error.args[1:]))
         if mixed is not None:
-            name = mixed[1]
+            names = {str(name): name for name in source.columns}
+            name = names.get(mixed[1], mixed[1])  # it may be a number
             remedy = f"frame[{name!r}] = frame[{name!r}].astype(str), or leave such rows out"
             what = f"mixed types in column {name!r}: {what}"
             raise SourceError(what, file="<memory>", column=name, remedy=remedy) from None
