@@ -530,6 +530,9 @@ def test_a_tensor_whose_axes_lie_in_another_order_is_the_same_tensor():
     columns, schema = arrays_to_columns({"x": array}, None)
     assert str(schema.fields[0]) == "int64[3, 2]"
     np.testing.assert_array_equal(columns["x"].values, array.to_numpy_ndarray())
+    inside = pa.StructArray.from_arrays([array], ["tensor"])
+    with pytest.raises(SampleError, match="a column of another type"):
+        arrays_to_columns({"x": inside}, None)
 
 
 # Columns

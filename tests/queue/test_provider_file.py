@@ -302,3 +302,14 @@ def test_running_the_file_by_itself_says_what_to_run_instead(arguments, said, tm
         f"batchwright: {file} is not run by itself: P needs the shared config\n"
         f"  try        batchwright prepare {said}, or python prepare.py {said}\n"
     )
+
+
+def test_an_error_of_an_installed_library_names_the_line_that_called_it(tmp_path, monkeypatch):
+    installed = tmp_path / ".venv/site-packages"
+    installed.mkdir(parents=True)
+    (installed / "library_of_a_test.py").write_text('def load(): raise ValueError("bad file")\n')
+    monkeypatch.syspath_prepend(installed)
+    config = tmp_path / "train.py"
+    config.write_text("import library_of_a_test\nlibrary_of_a_test.load()\n")
+    with pytest.raises(SpecError, match=r"train\.py:2: ValueError: bad file"):
+        bw.load_config(config, data=tmp_path / "data")

@@ -172,6 +172,11 @@ def test_ranks_are_told_with_what_they_have_recorded(data):
         assert told["splits"]["train"]["ranks"] == [{"rank": 1, "world_size": 2, "file": 0, "row": 0}]
 
 
+def test_a_copy_without_its_empty_folders_has_no_ranks(data):
+    (data / "queue/control/train/ranks").rmdir()
+    assert look(data)["splits"]["train"]["ranks"] == []
+
+
 def test_ages_and_the_rate_come_from_when_files_were_made(data):
     now = time.time()
     for number, seconds_ago in ((0, 108), (1, 104), (2, 100)):

@@ -80,6 +80,8 @@ def _decoded(array: pa.Array) -> pa.Array:
             return array.cast(kind)
         except pa.ArrowNotImplementedError:  # runs, views in dictionaries
             pass
+        except pa.ArrowException:  # tensors inside, with their axes in another order: `_cast` says so
+            return array
     return pa.array(array.to_pylist(), kind)
 
 

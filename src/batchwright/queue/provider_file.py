@@ -112,7 +112,8 @@ def fault_of(error: BaseException, file: Path, when: str = "") -> Fault:
     if isinstance(error, SyntaxError):
         places.append((str(error.filename), error.lineno or 1))
     for name, line in places:
-        if name == str(file) or Path(name).is_relative_to(folder):
+        is_theirs = "site-packages" not in name and Path(name).is_relative_to(folder)  # an environment may lie there
+        if name == str(file) or is_theirs:
             at = f"{name.replace(str(folder), str(file.parent), 1)}:{line}"
     said, remedy = " ".join(str(error).split()), f"correct {at}"
     match error:

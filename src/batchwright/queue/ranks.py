@@ -106,7 +106,7 @@ class RankRecords:
 
     def _paths(self) -> list[tuple[int, int, Path]]:
         """(rank, world size, file) of each rank."""
-        found = [(_RANK.fullmatch(path.name), path) for path in sorted(self.folder.iterdir())]
+        found = [(_RANK.fullmatch(path.name), path) for path in sorted(self.folder.glob("*-of-*"))]
         return [(int(name[1]), int(name[2]), path) for name, path in found if name]
 
 
