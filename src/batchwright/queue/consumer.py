@@ -79,13 +79,8 @@ class DatasetConsumer:
         its file, where its death cannot be seen.
         """
         self._arguments = {name: value for name, value in locals().items() if name != "self"}
-        for name, size in (("batch_size", batch_size), ("block_size", block_size), ("target_size", target_size)):
-            if size is not None:
-                at_least(1, **{name: size})
-        if not isinstance(timeout_seconds, int | float) or not timeout_seconds >= 0:
-            raise wrong("timeout_seconds", timeout_seconds, "seconds, at least 0", "60")
-        if not is_seconds(lease_seconds):
-            raise wrong("lease_seconds", lease_seconds, "seconds above 0", "30")
+        _check_sizes(batch_size=batch_size, block_size=block_size, target_size=target_size)
+        _check_seconds(timeout_seconds, lease_seconds)
         one_of(("consumed", "checkpoint"), delete=delete)
         _check_ranks(rank, world_size)
         self._rank, self._world_size = rank, world_size
@@ -475,6 +470,19 @@ def _no_device(device: Any) -> SpecError:
         parameter="device",
         remedy="framework='torch'",
     )
+
+
+def _check_sizes(**sizes: int | None) -> None:
+    for name, size in sizes.items():
+        if size is not None:
+            at_least(1, **{name: size})
+
+
+def _check_seconds(timeout_seconds: float, lease_seconds: float) -> None:
+    if not isinstance(timeout_seconds, int | float) or not timeout_seconds >= 0:
+        raise wrong("timeout_seconds", timeout_seconds, "seconds, at least 0", "60")
+    if not is_seconds(lease_seconds):
+        raise wrong("lease_seconds", lease_seconds, "seconds above 0", "30")
 
 
 def _check_ranks(rank: int | None, world_size: int | None) -> None:
