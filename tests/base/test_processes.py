@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -160,3 +161,17 @@ def test_a_worker_outlives_the_thread_that_started_it():
     time.sleep(0.1)
     with started[0] as worker:
         assert ask(worker, 1) == 2
+
+
+def test_an_interrupt_while_a_worker_starts_leaves_no_process(monkeypatch):
+    started, start = [], subprocess.Popen
+
+    def interrupted(*command, **options):
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        started.append(start(*command, **options))
+        return started[0]
+
+    monkeypatch.setattr(subprocess, "Popen", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        Worker(lambda: None, doing="here")
+    assert [process.returncode for process in started] == [-signal.SIGKILL]

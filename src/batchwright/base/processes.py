@@ -124,6 +124,8 @@ class _Launcher(threading.Thread):
     def run(self) -> None:
         while True:
             started, command, options = self.requests.get()
+            if not started.set_running_or_notify_cancel():
+                continue
             try:
                 started.set_result(subprocess.Popen(command, **options))
             except BaseException as error:
@@ -143,7 +145,13 @@ def _launch(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
             _launcher.start()
     started: Future[subprocess.Popen[bytes]] = Future()
     _launcher.requests.put((started, command, options))
-    return started.result()
+    try:
+        return started.result()
+    except BaseException:  # Ctrl-C: without this, a process would start after its descriptors were closed here
+        if not started.cancel() and started.exception() is None:
+            started.result().kill()
+            started.result().wait()
+        raise
 
 
 def _main(descriptor: int, parent_pid: int) -> None:
