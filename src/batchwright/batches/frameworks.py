@@ -5,6 +5,7 @@ This is the package's only import of `adapters/`.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any, Self
@@ -47,7 +48,7 @@ def on_host(array: Any) -> NDArray[Any] | None:
     return np.asarray(array)
 
 
-class Movable:
+class Movable(ABC):
     """A batch whose arrays move together."""
 
     def to(self, device: Device, non_blocking: bool = False) -> Self:
@@ -62,6 +63,6 @@ class Movable:
         """This batch in page-locked memory (torch), from which copies to a GPU can overlap with its work."""
         return self._moved(lambda array: adapter_of(array).pinned(array))
 
+    @abstractmethod
     def _moved(self, move: Callable[[Any], Any]) -> Self:
         """This batch with its arrays moved. `move` takes an array of a framework."""
-        raise NotImplementedError
